@@ -46,10 +46,10 @@ TORCH = (
 
 # Benchmarks that need what does not install beside the others, or on this Python.
 APART = {"absent_70b", "first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
-
+APART |= {"peers"}
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}
-
+CAMPAIGNS |= {"flips", "fuzz_http", "stress"}
 
 # Taken out, so that only the sessions that say so run a sample.
 CASES = os.environ.pop(suite_sample.VARIABLE, "")
@@ -205,7 +205,7 @@ def integration(session: nox.Session) -> None:
     """What siblings do together, and the house itself."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     again = session.python != workspace.PYTHONS[0]
-    marks = ("-m", "not slow and not parity and not tpu and not once") if again else ()
+    marks = ("-m", f"{suite_results.ALL} and not once") if again else ()
     session.env[suite_sample.VARIABLE] = CASES if again else ""
     session.env[suite_results.VARIABLE] = "pinned"
     session.run("pytest", "integration_tests", *marks, *session.posargs)
@@ -255,6 +255,13 @@ def absent(session: nox.Session) -> None:
     install(session, *members("cluster", "kernels", "models", "train"), extra=("libtpu",))
     suites = ["packages/cluster/tests/absent", "integration_tests/test_cluster_with_train.py"]
     run_marked(session, "tpu", suites)
+
+
+@nox.session(python="3.11")
+def triton(session: nox.Session) -> None:
+    """Triton's clients against dovetail-serve; they pin protobuf below the tested set."""
+    install(session, *members("serve"), extra=("tritonclient[grpc,http]",), options=())
+    run_marked(session, "triton", ["packages/serve/tests/triton"])
 
 
 @nox.session(python="3.12")
@@ -342,16 +349,11 @@ def bench(session: nox.Session) -> None:
             session.log(f"{script.name} is a campaign: run it by itself")
             continue
         if script.stem in APART:
-            session.warn(
-                f"{script.name} needs an environment of its own: its first lines say which"
-            )
+            session.warn(f"{script.name} needs an environment of its own: see its first lines")
             continue
-        session.run(
-            "python",
-            str(script.relative_to(ROOT)),
-            env={"PYTHONPATH": "scripts"},
-            stderr=sys.stderr,  # nox sends it to standard output otherwise
-        )
+        program = ("python", str(script.relative_to(ROOT)))
+        # Nox sends stderr to standard output otherwise.
+        session.run(*program, env={"PYTHONPATH": "scripts"}, stderr=sys.stderr)
 
 
 @nox.session(python="3.11", reuse_venv=False)

@@ -24,6 +24,8 @@ ORDER = (
     "hugging_face",
     "damage_and_resume",
     "many_hosts",
+    "serving",
+    "serving_load",
     "quantization",
     "engine",
     "post_training",

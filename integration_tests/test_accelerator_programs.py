@@ -7,10 +7,12 @@ XLA's attention for the peer's.
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -28,8 +30,8 @@ from dovetail_train import abstract_mesh
 
 H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
 TRAINING = "train.llama-125m"
-# Their programs are those of the suites, of Orbax, and of processes that they start.
-OTHERS = ("conformance", "cluster.", "save-restore", "llama-125m", "engine")
+# Their programs are those of the suites, of Orbax, of a bundle, and of processes that they start.
+OTHERS = ("conformance", "cluster.", "save-restore", "llama-125m", "engine", "serve.")
 CONTESTS = [name for name in accelerator_step.catalog() if not any(x in name for x in OTHERS)]
 
 
@@ -123,3 +125,21 @@ def test_a_decoding_step_of_the_engine_lowers_for_a_gpu(rows: int):
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert f"tensor<{pages}x{page}x2x8x64xbf16>" in text
     assert f"tensor<{pages}x{page}x2x8x64xf32>" not in text
+
+
+def test_the_network_of_a_bundle_lowers_for_a_gpu():
+    step, function = accelerator_step.load("serve.throughput")
+    module, sizes = sys.modules[function.__module__], step.full["sizes"]
+    rows, width, classes = step.full["batch_sizes"][-1], sizes["width"], sizes["classes"]
+    kernels_of = dict(module.convolutions(sizes))
+    assert len(kernels_of) == 53  # as in ResNet-50: 49 in its main path, and 4 shortcuts
+    params = {k: jax.ShapeDtypeStruct(v, jnp.bfloat16) for k, v in kernels_of.items()}
+    params["classifier"] = jax.ShapeDtypeStruct((32 * width, classes), jnp.bfloat16)
+    images = jax.ShapeDtypeStruct((rows, sizes["image"], sizes["image"], 3), jnp.bfloat16)
+    network = jax.jit(functools.partial(module.network, sizes))
+    with on_hopper():
+        program = jax.export.export(network, platforms=("cuda",))(params, images=images)
+    assert program.out_avals[0].shape == (rows, classes)
+    text = program.mlir_module()
+    assert text.count("stablehlo.convolution") == 53
+    assert f"tensor<{rows}x7x7x{32 * width}xbf16>" in text

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file or a directory is on the disk whole, or not there: _durable.py, which packages copy."""
 
+import errno
 import importlib.util
 import os
 import signal
@@ -85,6 +86,25 @@ def test_of_two_at_once_the_later_is_refused(durable, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (errno.EBUSY, FileExistsError, "out', which is a mount point; give a directory in it"),
+        (errno.ENOTDIR, FileExistsError, "which another process wrote meanwhile"),
+        (errno.EACCES, PermissionError, "Permission denied"),
+    ],
+)
+def test_a_rename_that_fails_says_why(durable, tmp_path, monkeypatch, number, error, message):
+    def failing(path, target):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(durable.Path, "rename", failing)
+    with pytest.raises(error, match=message), durable.new_directory(tmp_path / "out"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("content", ["ünicode\n", b"\xff\x00"])
 def test_a_file_replaces_an_old_one(durable, tmp_path, content):
     path = tmp_path / "file"
@@ -107,20 +127,40 @@ def test_a_full_disk_keeps_the_old_file(durable, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_all_is_synced_before_it_is_renamed(durable, tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
+@pytest.fixture
+def synced(durable, monkeypatch):
+    """The paths that were synced, in order."""
+    paths, fsync = [], os.fsync
 
     def noted(descriptor):
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
     monkeypatch.setattr(durable.os, "fsync", noted)
+    return paths
+
+
+def test_all_is_synced_before_it_is_renamed(durable, tmp_path, synced):
     with durable.new_directory(tmp_path / "out") as partial:
         (partial / "inner").mkdir()
         (partial / "inner" / "file").write_text("whole")
     inside = [path for path in synced if ".partial" in path]
     assert {Path(path).name for path in inside} >= {"file", "inner", partial.name}
     assert synced[len(inside) :] == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("there", [(), ("repo",), ("repo", "tanh")])
+def test_parents_that_were_created_are_synced_in_theirs(
+    durable, tmp_path, synced, monkeypatch, there
+):
+    tmp_path.joinpath(*there).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    with durable.new_directory(Path("repo/tanh/1")):
+        pass
+    # `1` is a name in tanh, tanh one in repo, repo one in the first directory.
+    places = [tmp_path / "repo" / "tanh", tmp_path / "repo", tmp_path]
+    outside = [path for path in synced if ".partial" not in path]
+    assert outside == [str(place) for place in places[: 3 - len(there)]]
 
 
 KILLED = """

@@ -124,6 +124,7 @@ def test_the_meta_package_passes_extras_on_at_its_own_pins():
         "cpu": [("dovetail-kernels", ("cpu",))],
         "cuda12": [("jax", ("cuda12",))],
         "cuda13": [("jax", ("cuda13",))],
+        "grpc": [("dovetail-serve", ("grpc",))],
         "ray": [("dovetail-cluster", ("ray",))],
         "tpu": [("jax", ("tpu",))],
     }

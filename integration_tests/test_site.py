@@ -29,9 +29,11 @@ DOCS = workspace.ROOT / "docs"
 GUIDES = sorted(DOCS.glob("howto/*.md"))
 # `dovetail_train.Trainer(accumulate=, mesh=mesh)` or `optax.adamw`
 CALL = re.compile(r"`((?:dovetail_\w+|optax|jax|nnx)\.[\w.]+)(?:\(([^`]*)\))?`")
-# `dovetail quantize --bits`, or options alone, which are those of `dovetail train pretrain`
+# `dovetail quantize --bits`, or options alone, which are those of the page's command
 COMMAND = re.compile(r"`dovetail ([a-z]+(?: [a-z]+)?)((?: --[a-z-]+)*)`")
 OPTIONS = re.compile(r"`(--[a-z-]+(?: --[a-z-]+)*)`")
+# Whose options stand alone on a page; on the others those of `dovetail train pretrain`.
+COMMANDS = {"servers": "serve"}
 MEMBERS = workspace.members()
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -82,7 +84,8 @@ def wrong_command(words: str, options: str) -> str | None:
 def test_every_name_in_a_table_exists(page):
     lines = "\n".join(rows(page.read_text()))
     calls, commands = CALL.findall(lines), COMMAND.findall(lines)
-    commands += [("train pretrain", options) for options in OPTIONS.findall(lines)]
+    command = COMMANDS.get(page.stem, "train pretrain")
+    commands += [(command, options) for options in OPTIONS.findall(lines)]
     assert len(calls) + len(commands) >= 4
     wrong = [wrong_call(name, arguments) for name, arguments in calls]
     wrong += [wrong_command(words, options) for words, options in commands]

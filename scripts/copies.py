@@ -21,13 +21,13 @@ SHARED = Path("scripts/shared")
 
 # {original: the packages that have a copy, under the same name, in their module's folder}
 COPIES = {
-    "_command.py": ("checkpoint", "data", "infer", "stack"),
+    "_command.py": ("checkpoint", "data", "infer", "serve", "stack"),
     "_deprecations.py": ("checkpoint", "data"),
-    "_durable.py": ("checkpoint", "data", "models"),
+    "_durable.py": ("checkpoint", "data", "models", "serve"),
     "_groups.py": ("cluster", "train"),
-    "_safetensors.py": ("checkpoint", "models"),
+    "_safetensors.py": ("checkpoint", "models", "serve"),
     "_traces.py": ("cluster", "train"),
-    "_patterns.py": ("checkpoint", "models", "optim", "quant", "train"),
+    "_patterns.py": ("checkpoint", "models", "optim", "quant", "serve", "train"),
 }
 
 

@@ -33,8 +33,8 @@ VARIABLE = "SUITE_SET"
 FOLDER = Path("build/results")  # in the checkout; git ignores it
 RESULTS = workspace.ROOT / "docs" / "results" / "suites.jsonl"
 TOGETHER = "integration_tests"  # in place of a package
-_ALL = "not slow and not parity and not tpu"  # as in pyproject.toml
-WHOLE = (_ALL, f"{_ALL} and not once")  # as in noxfile.py
+ALL = "not slow and not parity and not tpu and not triton"  # as in pyproject.toml
+WHOLE = (ALL, f"{ALL} and not once")  # as in noxfile.py
 COMPILED = ("jaxlib", "tensorstore")  # reported beside the declared dependencies
 
 Line = dict[str, Any]

@@ -10,10 +10,12 @@ scripts/shared, then run scripts/copies.py.
 """
 
 import argparse
+import ast
 import difflib
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
@@ -72,6 +74,7 @@ _MEANINGS = {
     "--width": ("--embed",),
 }
 _CHOICE = re.compile(r"invalid choice: '([^']*)'")
+_SEQUENCE = r"""[\[(](?:'[^']*'|"[^"]*"|[^][(){}'"])+[\])]"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -217,7 +220,8 @@ def as_typed(message: str, parser: Parser) -> str:
     """Returns `message` with options for Python arguments, and without control characters.
 
     If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`,
-    `name must` and a name with an underscore become `--name`.
+    `name must` and a name with an underscore become `--name`. An option of several values has them
+    one after the other: `name=(1, 8)` becomes `--name 1 8`.
     """
     known = dict(_typed(parser))
     known.update(parser.words)
@@ -228,7 +232,18 @@ def as_typed(message: str, parser: Parser) -> str:
             lambda match: _replaced(match, known),
             message,
         )
-    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in message)
+    several = [known[a.dest] for a in parser._actions if a.option_strings and a.nargs in ("+", "*")]
+    for option in several:
+        message = re.sub(rf"(?<![\w-]){option} ({_SEQUENCE})", _listed(option), message)
+    return "\n".join(map(printable, message.split("\n")))
+
+
+def printable(text: str) -> str:
+    """Returns `text` in one line with visible symbols for its control characters.
+
+    Texts from elsewhere, such as names of files, then neither move the cursor nor forge lines.
+    """
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def _replaced(match: re.Match[str], known: Mapping[str, str]) -> str:
@@ -246,6 +261,22 @@ def _replaced(match: re.Match[str], known: Mapping[str, str]) -> str:
     return option if option[0] == "-" and (subject or "_" in name) else name
 
 
+def _listed(option: str) -> Callable[[re.Match[str]], str]:
+    """Returns a function of a match of `_SEQUENCE`: the option and its values, as typed."""
+
+    def listed(match: re.Match[str]) -> str:
+        try:
+            values = ast.literal_eval(match[1])
+        except (SyntaxError, ValueError):  # a text in brackets, or one that is cut short
+            return match[0]
+        if not isinstance(values, tuple | list):
+            return match[0]
+        texts = ("..." if value is ... else shlex.quote(str(value)) for value in values)
+        return " ".join([option, *texts])
+
+    return listed
+
+
 def _typed(parser: Parser) -> list[tuple[str, str]]:
     """Returns (name of the Python argument, option) of each argument."""
     typed = []
@@ -258,7 +289,7 @@ def _typed(parser: Parser) -> list[tuple[str, str]]:
 
 
 def _escaped(char: str) -> str:
-    """Returns a visible symbol for a control character, so no file name moves the cursor."""
+    """Returns a visible symbol for a control character."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)

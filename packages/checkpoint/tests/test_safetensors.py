@@ -4,6 +4,7 @@
 
 import json
 import os
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -185,6 +186,16 @@ def test_a_wrong_header_is_refused(header, message):
     data = header_of(header)
     with pytest.raises(FormatError, match=message):
         decode(data, file_bytes=len(data) + 8)
+
+
+def test_a_repeated_name_is_found_in_linear_time():
+    names = [f'"{i}": 0' for i in range(200_000)]
+    data = header_of("{" + ", ".join([*names, names[-1]]) + "}")
+    begun = time.process_time()
+    with pytest.raises(FormatError, match="the key '199999' comes twice"):
+        decode(data, file_bytes=len(data) + 8)
+    # 0.2 s; comparing each name with all others would take minutes.
+    assert time.process_time() - begun < 10
 
 
 def test_not_utf8_is_refused():

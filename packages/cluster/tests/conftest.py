@@ -5,6 +5,8 @@
 import contextlib
 import os
 import pathlib
+import random
+import socket
 import threading
 import time
 import uuid
@@ -46,6 +48,15 @@ def module_marked() -> Iterator[Callable[[], list[int]]]:
     """The same for a module."""
     with marked_processes() as left:
         yield left
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that stays free: below those that a system hands out by itself."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager

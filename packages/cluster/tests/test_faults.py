@@ -12,7 +12,7 @@ from dovetail_cluster import StallError
 
 @pytest.mark.capability("a stopped rank, named with all stacks")
 def test_a_stopped_rank_is_named_in_the_report(cluster, job, caplog):
-    job.start(cluster, stall_s=2.0, hosts=(3,))
+    job.start(cluster, stall_s=5.0, hosts=(3,))
     job.wait(step=2, rank=1)
     with caplog.at_level(logging.WARNING, "dovetail_cluster"):
         cluster.host(1).stop()
@@ -21,12 +21,12 @@ def test_a_stopped_rank_is_named_in_the_report(cluster, job, caplog):
     report = next(r.message for r in caplog.records if "rank 1" in r.message)
     assert "local host 1" in report
     assert "in train" in report  # the others wait in the collective of the function
-    assert result.states["stuck"] >= 2.0
+    assert result.states["stuck"] >= 5.0
 
 
 @pytest.mark.capability("a rank that sleeps")
 def test_a_sleeping_rank_fails_a_job_without_budget(cluster, job):
-    job.start(cluster, stall_s=2.0, hosts=(3,), budget={"stall": 0})
+    job.start(cluster, stall_s=5.0, hosts=(3,), budget={"stall": 0})
     job.wait(step=2, rank=2)
     cluster.host(2).stall(100.0)
     error = job.end()

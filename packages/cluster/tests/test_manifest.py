@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 
@@ -98,7 +97,7 @@ def test_sbatch_runs_its_command_as_it_is(tmp_path):
 
 
 @pytest.mark.capability("a JobSet's command runs on each host")
-def test_the_jobset_runs_here_as_its_pods_would():
+def test_the_jobset_runs_here_as_its_pods_would(free_port):
     body = (
         "from dovetail_cluster.backends.env import Env\n"
         "env = Env(wait_s=120)\n"
@@ -108,12 +107,10 @@ def test_the_jobset_runs_here_as_its_pods_would():
     jobset = parsed("jobset", command=[sys.executable, "-c", body])
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
 
     def variable(entry, index):
         if "value" in entry:  # the pods' names are Kubernetes' own: here all are on this machine
-            return f"127.0.0.1:{port}" if entry["name"].endswith("ADDRESS") else entry["value"]
+            return f"127.0.0.1:{free_port}" if entry["name"].endswith("ADDRESS") else entry["value"]
         if "secretKeyRef" in entry["valueFrom"]:
             return KEY + "\n"  # as `openssl rand -hex 32 > key` writes it
         path = entry["valueFrom"]["fieldRef"]["fieldPath"]

@@ -188,7 +188,8 @@ def test_packets_lost_between_two_hosts_are_a_stall_named_in_time(cluster, space
         spaces.parted(*last_ranks(cluster)),
     ):
         report = until(lambda: logged(caplog, "The job is stuck"))
-    assert 3.0 <= seconds(report) <= 9.0  # 5.0 on an idle machine
+    # 5.0 on an idle machine. Without the deadline it would be a minute, until gloo fails.
+    assert 3.0 <= seconds(report) <= 30.0
     for rank in range(3):
         assert f"rank {rank} on " in report
     assert report.count("in train") == 3  # all wait in the collective

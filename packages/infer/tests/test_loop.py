@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -19,6 +21,8 @@ from engines import decoder, engine, greedy, prompts
 from flax import nnx
 
 from dovetail_infer import QueueFull, Sampling
+from dovetail_infer.run import submission
+from dovetail_infer.run.loop import Loop
 from dovetail_infer.testing import TinyDecoder
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
@@ -46,6 +50,27 @@ class Failing:
 class _FailingHandle:
     def read(self):
         raise RuntimeError("injected")
+
+
+class Held:
+    """Holds an engine in its tenth step until a call has come to its loop, or has returned.
+
+    Otherwise the engine may end all requests before a busy machine lets the test's thread go on.
+    """
+
+    def __init__(self, running):
+        self._loop, self._executor = running._submission.loop, running._steps._executor
+        self._count, self.returned = itertools.count(1), False
+        running._steps._executor = self
+
+    def __getattr__(self, name):
+        return getattr(self._executor, name)
+
+    def dispatch(self, batch, **options):
+        if next(self._count) == 10:
+            while not (self._loop._commands or self._loop._closed or self.returned):
+                time.sleep(0.001)
+        return self._executor.dispatch(batch, **options)
 
 
 def pages_in_use(running):
@@ -81,8 +106,10 @@ class TestEndsFromOutside:
 
     def test_leaving_a_stream_aborts_its_request(self):
         with engine() as running:
+            held = Held(running)
             with running.stream([1, 2], LONG) as stream:
                 assert len(next(iter(stream)).tokens) >= 1
+            held.returned = True
             (other,) = running.generate([[3]], GREEDY)
             assert other.tokens.tolist() == greedy(decoder(), [3], 12)
             assert running.stats().finished == {"abort": 1, "length": 1}
@@ -128,6 +155,7 @@ class TestEndsFromOutside:
 
     def test_close_aborts_what_runs(self):
         running = engine()
+        Held(running)
         with running.stream([1, 2], LONG) as stream:
             next(iter(stream))
             running.close()
@@ -150,6 +178,22 @@ class TestEndsFromOutside:
             assert running.stats().finished == {"abort": 1, "length": 1}
             assert pages_in_use(running) == 0
 
+    def test_an_interruption_while_a_request_is_made_aborts_no_later_one(self, monkeypatch):
+        aborted = []
+
+        def interrupted(**fields):
+            raise KeyboardInterrupt
+
+        with engine() as running, monkeypatch.context() as patch:
+            loop = running._submission.loop
+            patch.setattr(submission, "Scheduled", interrupted)
+            # The command may come to the engine's thread after the next request.
+            patch.setattr(Loop, "abort", lambda self, request_ids: aborted.extend(request_ids))
+            with pytest.raises(KeyboardInterrupt):
+                running.generate([[1]], LONG)
+            assert aborted
+            assert loop._next_id not in aborted
+
     def test_ctrl_c_ends_cleanly(self):
         program = Path(__file__).parent / "programs" / "interrupted.py"
         line = [sys.executable, str(program)]
@@ -157,7 +201,7 @@ class TestEndsFromOutside:
         with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as child:
             assert child.stdout.readline() == "running\n"
             child.send_signal(signal.SIGINT)
-            out, err = child.communicate(timeout=60)
+            out, err = child.communicate(timeout=300)
         assert (child.returncode, out) == (0, "interrupted, 0 pages, 1 more\n"), err[-2000:]
 
 
@@ -230,10 +274,12 @@ class TestWeights:
         old, new = decoder(), decoder(seed=1)
         with engine(TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))) as running:
             option = dataclasses.replace(LONG, max_tokens=40)
+            held = Held(running)
             with running.stream([1, 2, 3], option) as stream:
                 iterator = iter(stream)
                 next(iterator)
                 running.update_weights(nnx.state(new, nnx.Param), version=1)
+                held.returned = True
                 list(iterator)
             found = stream.completion
             first = int((found.versions == 0).sum())

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_quant.codes import dequantize, quantize
 from dovetail_quant.layout import PackedWeights
 from dovetail_quant.matmul import choose as choosing
 from dovetail_quant.matmul.api import Matmul
@@ -114,3 +115,23 @@ def test_auto_counts_all_batch_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     auto(jnp.asarray(given.x).reshape(2, 3, 6), prepared)
     auto(jnp.asarray(given.x[0]), prepared)
     assert seen == [6, 1]
+
+
+@pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=32)])
+def test_a_symbolic_batch_is_exported(spec: Spec) -> None:
+    """Digits would pay for few rows alone, and the program serves any number."""
+    (rows,) = jax.export.symbolic_shape("b")
+    choice = choose(spec, platform="cpu", rows=2 * rows, inputs=64)
+    assert choice.product == "blocked"
+    if spec.weight == "int8":
+        assert "triples the rows, which pays up to 512, not at any number" in str(choice)
+    w = jnp.asarray(np.random.default_rng(0).standard_normal((64, 37)), jnp.float32)
+    matmul = Auto(spec=spec)
+    prepared = matmul.prepare(quantize(w, spec))
+    abstract = jax.ShapeDtypeStruct((rows, 2, 64), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: matmul(x, prepared)))(abstract)
+    exact = np.asarray(dequantize(matmul.codes(prepared)), np.float64)
+    for count in (1, 3):
+        x = np.random.default_rng(count).standard_normal((count, 2, 64)).astype(np.float32)
+        # Sums of 64 products in float32.
+        np.testing.assert_allclose(exported.call(x), x.astype(np.float64) @ exact, atol=1e-4)

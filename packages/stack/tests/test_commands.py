@@ -46,7 +46,7 @@ def _ended(capsys, *argv):
 
 
 def test_the_walk_finds_the_commands():
-    assert len(LINES) == 32  # itself, 10 commands, 21 sub-commands
+    assert len(LINES) == 38  # itself, 12 commands, 25 sub-commands
     assert {("train", "distil"), ("data", "budget"), ("runs", "compare"), ("doctor",)} <= set(LINES)
 
 
@@ -60,6 +60,7 @@ def test_help_ends_with_the_exit_codes(capsys, line):
 
 def test_every_command_that_does_something_takes_json():
     groups = {line[:n] for line in LINES for n in range(len(line))} - {("train",)}
+    groups.add(("serve",))  # prints nothing
     without = {
         line
         for line in LINES
@@ -122,6 +123,9 @@ def test_an_option_of_another_program_is_answered_by_its_meaning(capsys, line, n
         ("checkpoint", "inspect", "nowhere"),
         ("data", "inspect", "nowhere"),
         ("models", "inspect", "nowhere"),
+        ("bundle", "inspect", "nowhere"),
+        ("bundle", "export", "nowhere", "--out", "x"),
+        ("serve", "nowhere"),
         ("generate", "nowhere", "--prompt", "x"),
         ("quantize", "nowhere", "--out", "x"),
         ("train", "--out", "nowhere"),
@@ -135,7 +139,7 @@ def test_debug_raises_wherever_it_stands(capsys, line):
     for at in range(min(3, len(line)) + 1):
         if line[at - 1 : at] in (("--out",), ("--pattern",), ("--prompt",)):
             continue  # it would be the option's value
-        with pytest.raises(ValueError, match=r"."):
+        with pytest.raises((ValueError, FileNotFoundError), match=r"."):
             cli.main([*line[:at], "--debug", *line[at:]])
 
 
@@ -147,6 +151,22 @@ def test_a_message_about_any_argument_names_its_option(line):
             continue
         told = as_typed(f"{name} must be 1, got {name}=2: pass {name}=", COMMANDS[line])
         assert told == f"{option} must be 1, got {option} 2: pass {option}"
+
+
+def test_several_values_are_said_as_they_are_typed():
+    parser = COMMANDS["bundle", "export"]
+    for values, typed in (("(1, 8)", "1 8"), ("(1,)", "1"), ("['cpu', 'a b']", "cpu 'a b'")):
+        for said in (
+            f"batch_sizes must ascend, got batch_sizes={values}; write platforms={values}",
+        ):
+            told = (
+                f"--batch-sizes must ascend, got --batch-sizes {typed}; write --platforms {typed}"
+            )
+            assert as_typed(said, parser) == told
+    assert as_typed("write platforms=(..., 'cpu')", parser) == "write --platforms ... cpu"
+    assert as_typed("got platforms (of JAX) and out=(1, 2)", parser) == (
+        "got platforms (of JAX) and --out (1, 2)"
+    )
 
 
 def test_words_that_are_no_arguments_stay():

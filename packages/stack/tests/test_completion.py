@@ -46,6 +46,9 @@ def test_all_commands(script):
 
 def test_actions_and_options_of_a_command(script):
     assert completed(script, "data", "ver") == {"verify"}
+    assert completed(script, "bundle", "") >= {"export", "verify", "inspect", "precompile"}
+    assert completed(script, "bundle", "export", "--batch") == {"--batch-sizes"}
+    assert completed(script, "serve", "--token") == {"--token-file"}
     assert completed(script, "train", "pretrain", "--learning") == {"--learning-rate"}
     assert completed(script, "completion", "") >= {"bash", "zsh"}
     assert "--learning-rate" not in completed(script, "doctor", "--")
@@ -56,6 +59,8 @@ def test_actions_and_options_of_a_command(script):
 def test_a_path_is_completed_by_files(script, tmp_path):
     (tmp_path / "some_run").mkdir()
     assert completed(script, "checkpoint", "verify", "some", cwd=tmp_path) == {"some_run"}
+    for command in (("serve",), ("bundle", "inspect"), ("bundle", "export")):
+        assert completed(script, *command, "some", cwd=tmp_path) == {"some_run"}
     for option in ("--settings", "--config"):
         words = "train", "pretrain", option, "some"
         assert completed(script, *words, cwd=tmp_path) == {"some_run"}

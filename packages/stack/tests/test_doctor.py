@@ -14,7 +14,9 @@ from dovetail_stack import doctor
 
 def test_what_is_installed_here_is_what_was_tested():
     findings = list(doctor.check_versions(doctor.pins()))
-    assert {"jax, jaxlib", "flax", "dovetail-train"} <= {finding.subject for finding in findings}
+    assert {"jax, jaxlib", "flax", "dovetail-train", "dovetail-serve"} <= {
+        finding.subject for finding in findings
+    }
     assert [finding for finding in findings if finding.wrong] == []
 
 

@@ -106,10 +106,12 @@ def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     assert result["logged"] == list(range(8))  # each step once
     assert result["evaluated"] == [2, 4, 6, 8]
     assert result["everywhere"] == ["5", "6", "7"]  # a sink of process 3
-    # The account continues, and counts each launch once.
-    increments = np.diff([0.0, *result["seconds"]])
-    assert (increments > 0).all()
-    assert (increments < result["launch_s"]).all()
+    # Each launch continues the account that the one before saved, and counts its own time once.
+    # What a launch spends after it took the account for its last save is in no later account.
+    restored = np.array([0.0, *result["saved"][:-1]])
+    assert (restored < result["saved"]).all()
+    assert (result["saved"] <= np.array(result["seconds"])).all()
+    assert (result["seconds"] < restored + result["launch_s"]).all()
 
 
 @pytest.mark.capability("a lost process ends the others, and the run resumes")

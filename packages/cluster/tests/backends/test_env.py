@@ -7,7 +7,6 @@ import os
 import pickle
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -24,17 +23,12 @@ from dovetail_cluster.run import wire
 KEY = "ab" * 32
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.fixture
-def variables(monkeypatch):
+def variables(monkeypatch, free_port):
     """The environment of host 0 of two. If the other never comes, host 0 waits briefly for it."""
     monkeypatch.setattr("dovetail_cluster.backends.env._LINGER_S", 0.1)
     values = {
-        "DOVETAIL_CLUSTER_ADDRESS": f"localhost:{free_port()}",
+        "DOVETAIL_CLUSTER_ADDRESS": f"localhost:{free_port}",
         "DOVETAIL_CLUSTER_HOSTS": "2",
         "DOVETAIL_CLUSTER_HOST": "0",
         "DOVETAIL_CLUSTER_KEY": KEY,
@@ -222,6 +216,7 @@ def test_a_new_host_0_finds_the_old_followers(variables, tmp_path):
             assert lines.readline() == "up\n"
             old.kill()
             assert lines.read() == ""  # it does not run on without its controller
+            old.wait(120)  # until its port is free
         backend = Env()
         placed = backend.place(daemon(tmp_path / "pipe2", body), {}, place=1)
         with open(tmp_path / "pipe2") as lines:
@@ -250,12 +245,22 @@ def test_sigterm_at_a_script_is_passed_on(variables, tmp_path, host):
                 signal.pause()
         backend.together(call)
     """
+    follow = """
+        import threading, time
+        def listen():
+            while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                time.sleep(0.001)
+            print("listens", flush=True)
+        threading.Thread(target=listen).start()
+        backend.together(None)
+    """
     with (
         script(variables, lead, host=0) as first,
-        script(variables, "backend.together(None)") as second,
+        script(variables, follow) as second,
         open(tmp_path / "pipe") as lines,
     ):
         assert lines.readline() == "up\n"
+        assert second.stdout.readline() == "listens\n"  # the daemon may be faster
         (first, second)[host].send_signal(signal.SIGTERM)
         assert lines.readline() == "notice\n"
 

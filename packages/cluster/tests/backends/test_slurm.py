@@ -31,10 +31,11 @@ SRUN = """
         if not os.environ.get("STAND_IN_DEAF"):
             interrupted.append(number)
             task.kill()
+    # Both before the task, which may say that it runs before this program goes on.
     signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, lambda number, frame: task.terminate())
     task = subprocess.Popen(sys.argv[1 + len(options):], env={**os.environ,
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": node})
-    signal.signal(signal.SIGTERM, lambda number, frame: task.terminate())
     code = task.wait()
     sys.exit(130 if interrupted else code if code >= 0 else 128 - code)
 """

@@ -275,8 +275,9 @@ class Run:
         """The whole files of a step on all shelves."""
         from dovetail_cluster.tier.files import parse
 
-        paths = self._shelves.glob("dovetail-shelf-*/*/*/*")
-        named = [(path, parse(path.name)) for path in paths]
+        # Not by glob, which raises if a folder of an earlier run is deleted meanwhile.
+        walked = os.walk(self._shelves)
+        named = [(pathlib.Path(folder, x), parse(x)) for folder, _, names in walked for x in names]
         return sorted(path for path, name in named if name and name[:2] == (step, generation))
 
 

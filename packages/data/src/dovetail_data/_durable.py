@@ -10,12 +10,16 @@ This file is kept verbatim in several packages, since no package imports another
 scripts/shared, then run scripts/copies.py.
 """
 
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# Errors of a rename onto a directory or a file that has come to be there.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def sync(*paths: Path) -> None:
@@ -50,8 +54,8 @@ def write_file(path: Path, content: bytes | str) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Yields a directory to fill. It becomes `path` at the end, or is deleted after an error.
 
-    Its content is synced before the rename. Missing parents are created. `path` may be an empty
-    directory.
+    Its content is synced before the rename, its name after it. Missing parents are created and
+    synced too. `path` may be an empty directory, but no mount point.
 
     Raises FileExistsError if anything else is at `path`, at the start or at the end.
     """
@@ -61,6 +65,7 @@ def new_directory(path: Path) -> Iterator[Path]:
             f"the destination must be new, got {str(path)!r}, which is in use; give another one, "
             "or remove it"
         )
+    created = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(path)
     partial.mkdir()
@@ -71,7 +76,12 @@ def new_directory(path: Path) -> Iterator[Path]:
         try:
             partial.rename(path)
         except OSError as error:
-            if not path.exists():
+            if error.errno == errno.EBUSY:
+                raise FileExistsError(
+                    f"the destination must be new, got {str(path)!r}, which is a mount point; give "
+                    f"a directory in it, such as {str(path / '1')!r}"
+                ) from error
+            if error.errno not in _TAKEN:
                 raise
             raise FileExistsError(
                 f"the destination must be new, got {str(path)!r}, which another process wrote "
@@ -80,7 +90,8 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync(path.parent)
+    # The name of each created directory is data of its own parent.
+    sync(path.parent, *(parent.parent for parent in created))
 
 
 def _partial(path: Path) -> Path:

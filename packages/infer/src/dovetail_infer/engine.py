@@ -83,7 +83,8 @@ class Engine:
         >>> from dovetail_infer import Engine, Sampling
         >>> from dovetail_infer.testing import ByteTokenizer, TinyDecoder
         >>> with Engine(TinyDecoder(rngs=nnx.Rngs(0)), tokenizer=ByteTokenizer()) as engine:
-        ...     completions = engine.generate(["Hello", "Hi"], Sampling(max_tokens=4))
+        ...     sampling = Sampling(max_tokens=4, ignore_eos=True)
+        ...     completions = engine.generate(["Hello", "Hi"], sampling)
         >>> [len(completion.tokens) for completion in completions]
         [4, 4]
     """

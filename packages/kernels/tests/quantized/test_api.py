@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The call: which implementation, its checks, what is differentiated, sharded and batched."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import forced_devices
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.quantized import api
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
-from dovetail_kernels.quantized.layout import PackedWeights
+from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
 from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.testing.quantized import Case, cases, check, check_quantized_matmul
 
@@ -275,3 +276,26 @@ def test_sharded_as_alone() -> None:
         check=False,
     )
     assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.mark.parametrize("bits, group", [(8, None), (4, 16)])
+def test_a_symbolic_number_of_rows_is_exported(bits, group):
+    """One export serves few rows and many, for which concrete calls take other implementations."""
+    packed = pack_weights(jnp.asarray(W), bits=bits, group_size=group)
+    (rows,) = jax.export.symbolic_shape("m")
+    abstract = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: quantized_matmul(x, packed)))(abstract)
+    exact = np.asarray(unpack_weights(packed), np.float64)
+    for count in (1, 3, 70):
+        x = np.random.default_rng(count).standard_normal((count, 64)).astype(np.float32)
+        # Sums of 64 products in float32.
+        np.testing.assert_allclose(exported.call(x), x.astype(np.float64) @ exact, atol=1e-4)
+
+
+def test_native_refuses_a_symbolic_number_of_rows():
+    (rows,) = jax.export.symbolic_shape("m")
+    plan = plan_quantized_matmul(
+        jax.ShapeDtypeStruct((rows, 64), jnp.float32), pack_weights(jnp.asarray(W), bits=8)
+    )
+    call = dataclasses.replace(plan.call, device=Device(kind="cpu", platform="cpu"))
+    assert "at most 4 rows, not m" in api.IMPLEMENTATIONS["native"].refuse(call)

@@ -18,6 +18,7 @@ scripts/shared, then run scripts/copies.py.
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,10 +132,12 @@ def parse_json(text: bytes) -> dict[str, Any]:
     twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            twice.append(next(name for name in names if names.count(name) > 1))
-        return dict(pairs)
+        members = dict(pairs)
+        if len(members) < len(pairs):
+            # Counted in one pass: a damaged header may hold millions of keys.
+            counts = Counter(name for name, _ in pairs)
+            twice.append(next(name for name, count in counts.items() if count > 1))
+        return members
 
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=unique)

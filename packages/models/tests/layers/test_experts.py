@@ -132,3 +132,14 @@ def test_a_given_id_that_names_no_expert_gives_nan():
     call = nnx.jit(lambda layer, x, ids: layer(x, constrain=same, expert_ids=ids)[0])
     got = call(layer, jnp.ones((1, 3, 4)), jnp.array([[[3], [1], [-1]]]))
     assert np.isnan(got).all(-1).tolist() == [[True, False, True]]
+
+
+def test_a_symbolic_batch_is_exported():
+    layer = MixtureOfExperts(4, Experts(count=3, top_k=2, hidden=6), std=0.8, rngs=nnx.Rngs(0))
+    (rows,) = jax.export.symbolic_shape("b")
+    abstract = jax.ShapeDtypeStruct((rows, 5, 4), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: layer(x, constrain=same)[0]))(abstract)
+    for count in (1, 3):
+        x = jax.random.normal(jax.random.key(count), (count, 5, 4))
+        # Other shapes, other orders of the sums of 6 products.
+        np.testing.assert_allclose(exported.call(x), mixed(layer, x)[0], rtol=1e-5, atol=1e-5)

@@ -19,6 +19,8 @@ COMMANDS = {
     "quantize": "Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.",
     "models": "Look into a Hugging Face directory, rewrite it, or compare two.",
     "data": "Write, inspect and verify corpora; budget a run over them.",
+    "bundle": "Export a model as a bundle; verify, inspect and precompile bundles.",
+    "serve": "Serve a directory of bundles over the Open Inference Protocol, by HTTP and gRPC.",
     "checkpoint": "Look into checkpoints, compare, verify and convert them.",
     "completion": "Print a script that completes commands and options in bash or zsh.",
     "doctor": "Compare what is installed with what was tested, list devices, say how to mend it.",

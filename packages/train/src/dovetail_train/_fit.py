@@ -46,7 +46,8 @@ class Result:
         interrupted: Whether `stop` ended the run before `steps`, or before the hooks of its last
             step.
         scalars: Scalars of the last step; empty if no step was left to run.
-        seconds: Wall time by activity, earlier launches included (see `Clock`).
+        seconds: Wall time by activity (see `Clock`), with that of earlier launches up to their last
+            save.
     """
 
     state: State

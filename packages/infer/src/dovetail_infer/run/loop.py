@@ -62,8 +62,10 @@ class Loop:
                     raise self._queue_full()
                 self._state.wait()
                 self._check_open()
-            request = make(self._next_id)
+            # An interruption of `make` aborts its id, which no later request may have then.
+            request_id = self._next_id
             self._next_id += 1
+            request = make(request_id)
             self._queued += 1
             self._submitted.append(request)
             self._state.notify_all()

@@ -43,7 +43,8 @@ def quantized_matmul(
     or nan throughout. Under `jax.vmap` over x alone, rows are gathered into one product.
 
     Args:
-        x: Activations [M, D], floating point. On an Explicit mesh M may be sharded, D not.
+        x: Activations [M, D], floating point. On an Explicit mesh M may be sharded, D not. M may be
+            symbolic (`jax.export.symbolic_shape`); it then counts as many rows.
         w: `PackedWeights`, or another library's packed weights with the same arrays
             (`PackedArrays`), used without a copy. F may be sharded.
         activations: "int8" rounds each row of x to round(x / s) s with s = max|x| / 127 in float32
@@ -138,7 +139,8 @@ def _preferred(call: QuantizedMatmulCall) -> tuple[str, ...]:
     if call.device.platform != "cpu":
         fused = ("reference", "blocks", "native")
         return ("split", *fused) if call.activations else ("reference", "split", "blocks", "native")
-    if call.rows > 32 and costs.terms(call) > 1:
+    many = not isinstance(call.rows, int) or call.rows > 32  # a symbolic number counts as many
+    if many and costs.terms(call) > 1:
         return ("native", "blocks", "reference", "split")
     return ("native", "split", "blocks", "reference")
 
@@ -272,7 +274,7 @@ def _refuse_split(call: QuantizedMatmulCall) -> str | None:
 def _refuse_native(call: QuantizedMatmulCall) -> str | None:
     if call.device.platform != "cpu":
         return f"is for a CPU, not {call.device.platform}"
-    if call.rows > native.ROWS:
+    if not isinstance(call.rows, int) or call.rows > native.ROWS:
         return f"is for at most {native.ROWS} rows, not {call.rows}"
     if call.dtype == np.float64:
         return "accumulates in float32, not float64"

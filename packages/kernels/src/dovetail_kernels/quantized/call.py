@@ -3,7 +3,7 @@
 """One call of `quantized_matmul`, in the form given to every implementation."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ class QuantizedMatmulCall(Call):
     """Sizes, dtypes and options of one call of `quantized_matmul`.
 
     Attributes:
-        rows: M, rows of x.
+        rows: M, rows of x. An int, or a symbolic dimension of `jax.export`.
         inputs: D, columns of x.
         outputs: F, output channels.
         dtype: Dtype of x.
@@ -30,7 +30,7 @@ class QuantizedMatmulCall(Call):
 
     _FACTS = frozenset(("rows", "inputs", "outputs", "dtype", "bits", "groups", "device"))
 
-    rows: int
+    rows: Any
     inputs: int
     outputs: int
     dtype: np.dtype

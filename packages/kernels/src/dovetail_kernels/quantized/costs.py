@@ -72,9 +72,12 @@ def _work(
     rows = (call.inputs + call.outputs) * call.rows * call.dtype.itemsize
     scales = 0 if call.bits == 16 else 4 * call.outputs * call.groups * (1 + call.asymmetric)
     packed = call.outputs * call.inputs * call.bits // 8 + scales
-    if flops is None:
-        flops = 2 * call.rows * call.inputs * call.outputs
-    return Work(flops=flops, bytes=rows + packed + between, peak_bytes=peak_bytes)
+    products = 2 * call.rows * call.inputs * call.outputs
+    return Work(
+        flops=products if flops is None else flops,
+        bytes=rows + packed + between,
+        peak_bytes=peak_bytes,
+    )
 
 
 def _wide(call: QuantizedMatmulCall) -> int:

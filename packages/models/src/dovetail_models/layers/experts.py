@@ -161,6 +161,6 @@ class MixtureOfExperts(nnx.Module):
         sizes = jnp.bincount(flat, length=self.config.count).astype(jnp.int32)
         out = self.experts(x[order // k], sizes=sizes, experts=flat[order])
         # A gather, not a scatter: the order of the sum is then the same on every device.
-        out = out[jnp.argsort(order)].reshape(len(x), k, -1)
+        out = out[jnp.argsort(order)].reshape(x.shape[0], k, -1)
         mixed = jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights.reshape(-1, k))
         return mixed.astype(x.dtype)

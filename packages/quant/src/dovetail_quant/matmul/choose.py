@@ -63,7 +63,7 @@ def choose(
     spec: Spec,
     *,
     platform: str,
-    rows: int,
+    rows: Any,
     inputs: int,
     dtype: DTypeLike = jnp.float32,
     installed: bool = True,
@@ -74,7 +74,7 @@ def choose(
     Args:
         spec: The codes.
         platform: As `jax.default_backend()`.
-        rows: Rows of x, over all its batch axes.
+        rows: Rows of x, over all its batch axes: an int, or a symbolic dimension of `jax.export`.
         inputs: K.
         dtype: Dtype of x.
         installed: Whether products of other packages may be chosen.
@@ -120,7 +120,7 @@ def choose(
 
 
 def _refused(
-    name: str, spec: Spec, *, platform: str, rows: int, inputs: int, dtype: DTypeLike
+    name: str, spec: Spec, *, platform: str, rows: Any, inputs: int, dtype: DTypeLike
 ) -> str | None:
     """Returns the reason against a product of another package."""
     if platform != "cpu":
@@ -134,7 +134,7 @@ def _refused(
 
 
 def _refusal(
-    name: str, spec: Spec, *, platform: str, rows: int, group: int, dtype: DTypeLike
+    name: str, spec: Spec, *, platform: str, rows: Any, group: int, dtype: DTypeLike
 ) -> str | None:
     if name in _ROUNDED.values():
         return None if spec.act else "would round x, which the spec does not ask (act=None)"
@@ -152,6 +152,8 @@ def _refusal(
         return f"keeps int32 sums of at most {LONGEST} inputs, not {group}"
     if spec.group is not None:
         return f"adds up whole columns with one scale, not groups of {group}"
+    if not isinstance(rows, int):
+        return f"triples the rows, which pays up to {_MOST_DIGIT_ROWS}, not at any number"
     if rows > _MOST_DIGIT_ROWS:
         return f"triples the rows, which pays up to {_MOST_DIGIT_ROWS}, not at {rows}"
     return None

@@ -31,6 +31,7 @@ from dovetail_models.hf.save import beside
 from dovetail_models.shard import WEIGHTS
 from dovetail_quant.files import WEIGHTS as WEIGHTS_FILE
 from dovetail_quant.kernel import Kernel
+from dovetail_quant.matmul.api import MatmulOption
 from dovetail_quant.report import parameter_bytes
 from dovetail_quant.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
@@ -338,8 +339,13 @@ def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None
     sync(out.parent)
 
 
-def load(directory: Path) -> Decoder:
-    """Loads the decoder written by `save`, bit for bit."""
+def load(directory: Path, *, matmul: MatmulOption = "auto") -> Decoder:
+    """Loads the decoder written by `save`, bit for bit.
+
+    Args:
+        directory: The directory.
+        matmul: The product, as for `dovetail_quant.load`.
+    """
     keys = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     model = abstract(parse(keys))
     stored = safetensors.header(directory / WEIGHTS_FILE)
@@ -350,7 +356,7 @@ def load(directory: Path) -> Decoder:
         return param.replace(jax.ShapeDtypeStruct(param.shape, kind))
 
     nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
-    return quant.load(directory, model)
+    return quant.load(directory, model, matmul=matmul)
 
 
 def _kernels(model: nnx.Module) -> list[Any]:

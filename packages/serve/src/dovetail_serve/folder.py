@@ -1,0 +1,304 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a bundle: opened, read and verified.
+
+`SHA256SUMS` follows from the manifest byte for byte, so a flipped byte in either one is found. Each
+byte of a safetensors file belongs to its header or to one array; their digests cover the file, and
+arrays are hashed on all cores, where one digest of the file would take one. That digest is for
+`sha256sum -c` and is not compared here. A writer can lie about it, but not about the arrays.
+"""
+
+import dataclasses
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dovetail_serve._safetensors import FormatError
+from dovetail_serve.arrays import map_arrays, unstored
+from dovetail_serve.digest import array_digest, digest, file_digest, on_all_cores
+from dovetail_serve.errors import BundleError, IntegrityError
+from dovetail_serve.manifest import (
+    ASSETS,
+    GOLDEN,
+    MANIFEST,
+    SUMS,
+    WEIGHTS,
+    ArrayEntry,
+    Manifest,
+    read_manifest,
+)
+
+# Larger manifests are refused unread. An array takes 230 bytes, 300 if it is sharded, so this holds
+# 50,000 of them. Llama 3 405B has 1,137, and DeepSeek-V3 about 46,000 with each expert apart.
+# Hostile JSON takes up to 30 times its size in memory, here 0.5 GB.
+MAX_MANIFEST_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The result of a verification without a difference.
+
+    Attributes:
+        digest: Digest of the manifest, "sha256:...": the identity of the bundle.
+        files: Number of files whose bytes were compared.
+        arrays: Number of arrays whose digests were compared.
+        bytes: Sum of the files' sizes.
+    """
+
+    digest: str
+    files: int
+    arrays: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Folder:
+    """An opened bundle: its manifest has been checked, its other files have not been read.
+
+    Attributes:
+        path: The directory, absolute and without links.
+        manifest: The manifest.
+        digest: Digest of the manifest's bytes, "sha256:...".
+        held: Contents of files in memory, by name. `read` takes them from here.
+    """
+
+    path: Path
+    manifest: Manifest
+    digest: str
+    held: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    @property
+    def assets(self) -> dict[str, Path]:
+        """Paths of the files for host functions, by name."""
+        return {
+            name.removeprefix(f"{ASSETS}/"): self.path / name
+            for name in self.manifest.files
+            if name.startswith(f"{ASSETS}/")
+        }
+
+    def arrays(self, file: str) -> dict[str, np.ndarray]:
+        """Maps the arrays of "weights.safetensors" or "golden.safetensors", read-only.
+
+        Raises IntegrityError if the file's header does not fit the manifest.
+        """
+        entries = dict(array_entries(self.manifest, file))
+        return {k: unstored(v, entries[k].dtype) for k, v in self.stored_arrays(file).items()}
+
+    def stored_arrays(self, file: str) -> dict[str, np.ndarray]:
+        """Maps the arrays with the dtypes that their file has: int4 as int8. Raises as `arrays`."""
+        entries = dict(array_entries(self.manifest, file))
+        try:
+            arrays = map_arrays(self.path / file, {k: e.dtype for k, e in entries.items()})
+        except FormatError as error:
+            raise _damaged(self.path, file, str(error)) from error
+        for name, entry in entries.items():
+            if arrays[name].shape != entry.shape:
+                raise _damaged(self.path, file, f"array {name!r} has another shape", array=name)
+        return arrays
+
+    def read(self, file: str) -> bytes:
+        """Returns the bytes of a file after comparing them with its digest.
+
+        Raises IntegrityError if they differ.
+        """
+        if file in self.held:
+            return self.held[file]
+        data = (self.path / file).read_bytes()
+        if digest(data) != self.manifest.files[file].sha256:
+            raise _damaged(self.path, file, "its bytes differ from its digest")
+        return data
+
+    def hold(self, files: Iterable[str]) -> "Folder":
+        """Returns the bundle with files in memory, to read when the directory is gone or replaced.
+
+        Raises as `read`.
+        """
+        return dataclasses.replace(self, held={file: self.read(file) for file in files})
+
+    def check_same(self) -> None:
+        """Raises IntegrityError if another bundle took this one's place since it was opened.
+
+        Files are opened one by one, so a model could have the weights of one and the digest of
+        the other.
+        """
+        if f"sha256:{file_digest(self.path / MANIFEST)}" != self.digest:
+            raise IntegrityError(
+                f"the bundle {str(self.path)!r} must stay as it is while it is loaded, and "
+                f"{MANIFEST} was replaced meanwhile; load it again, and save a new version beside "
+                "it",
+                file=MANIFEST,
+            )
+
+
+def open_bundle(path: str | os.PathLike[str]) -> Folder:
+    """Opens a bundle: reads its checksums and its manifest, and looks at its other files.
+
+    Raises:
+        FileNotFoundError: There is no bundle at `path`.
+        BundleError: It is of another format or a newer schema.
+        IntegrityError: Manifest and checksums differ; a file is missing, of another size, unknown,
+            or a link.
+    """
+    # Resolved once: files are read later too, and meanwhile the process may change its directory,
+    # and a link may be moved to another version.
+    given, path = os.fspath(path), Path(os.path.realpath(path))
+    if path.is_file():
+        raise BundleError(
+            f"a bundle is a directory, got the file {given!r}; unpack an archive first"
+        )
+    if not os.path.lexists(path / MANIFEST):
+        raise FileNotFoundError(
+            f"a bundle must have a {MANIFEST}, and {given!r} has none; give the directory of "
+            "a bundle, such as repo/mlp/1"
+        )
+    for name in (MANIFEST, SUMS):
+        if not _is(path / name, stat.S_ISREG):
+            raise _damaged(path, name, "it must be a file, and is missing or a link")
+        check_size(name, (path / name).stat().st_size)
+    text = (path / MANIFEST).read_bytes()
+    sums = (path / SUMS).read_bytes()
+    if f"{digest(text)}  {MANIFEST}\n".encode() not in sums:
+        raise _damaged(path, MANIFEST, f"its digest is not the one in {SUMS}")
+    manifest = read_manifest(text)
+    if sums != checksums(manifest, text):
+        raise _damaged(path, SUMS, f"it differs from the digests in {MANIFEST}")
+    _check_listing(path, manifest)
+    return Folder(path=path, manifest=manifest, digest=f"sha256:{digest(text)}")
+
+
+def check_size(file: str, size: int) -> None:
+    """Raises BundleError if the manifest or the checksums have more bytes than a model needs."""
+    if size > MAX_MANIFEST_BYTES:
+        raise BundleError(
+            f"{file} must have at most {MAX_MANIFEST_BYTES} bytes, enough for 50,000 weights, got "
+            f"{size}; stack the weights of equal layers in one array, and export the bundle again"
+        )
+
+
+def checksums(manifest: Manifest, text: bytes) -> bytes:
+    """Returns the content of SHA256SUMS for a manifest whose bytes are `text`."""
+    digests = {name: entry.sha256 for name, entry in manifest.files.items()}
+    digests[MANIFEST] = digest(text)
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Region:
+    """Bytes with a digest of their own: a file, or an array of one."""
+
+    file: str
+    array: str | None
+    source: Path | np.ndarray
+    bytes: int
+    sha256: str
+
+    def intact(self) -> bool:
+        if isinstance(self.source, Path):
+            return file_digest(self.source) == self.sha256
+        return array_digest(self.source) == self.sha256
+
+
+def verify_folder(folder: Folder) -> Report:
+    """Compares every byte with the digests. Raises IntegrityError for the first that differs."""
+    regions = []
+    for file in (WEIGHTS, GOLDEN):
+        arrays = folder.stored_arrays(file)
+        entry = folder.manifest.files[file]
+        with open(folder.path / file, "rb") as opened:
+            header = opened.read(entry.bytes - sum(array.nbytes for array in arrays.values()))
+        if digest(header) != entry.header:
+            raise _damaged(folder.path, file, "its header differs from its digest")
+        for name, array_entry in array_entries(folder.manifest, file):
+            array = arrays[name]
+            regions.append(
+                _Region(
+                    file=file,
+                    array=name,
+                    source=array,
+                    bytes=array.nbytes,
+                    sha256=array_entry.sha256,
+                )
+            )
+    hashed = len(regions)
+    for file, entry in folder.manifest.files.items():
+        if file not in (WEIGHTS, GOLDEN):
+            path = folder.path / file
+            regions.append(
+                _Region(file=file, array=None, source=path, bytes=entry.bytes, sha256=entry.sha256)
+            )
+    # The largest first, so that no core is left with a large array while the others idle.
+    regions.sort(key=lambda region: -region.bytes)
+    for region, intact in zip(regions, on_all_cores(_Region.intact, regions), strict=True):
+        if not intact:
+            subject = (
+                "its bytes differ" if region.array is None else f"array {region.array!r} differs"
+            )
+            raise _damaged(folder.path, region.file, f"{subject} from the digest", region.array)
+    return Report(
+        digest=folder.digest,
+        files=len(folder.manifest.files) + 2,
+        arrays=hashed,
+        bytes=sum(entry.bytes for entry in folder.manifest.files.values()),
+    )
+
+
+def array_entries(manifest: Manifest, file: str) -> Iterator[tuple[str, ArrayEntry]]:
+    """Yields the names of a file's arrays, as the file has them, and their entries."""
+    if file == WEIGHTS:
+        yield from manifest.weights.items()
+        return
+    for name, entry in manifest.golden.inputs.items():
+        yield f"inputs.{name}", entry
+    for name, entry in manifest.golden.outputs.items():
+        yield f"outputs.{name}", entry
+
+
+def _check_listing(path: Path, manifest: Manifest) -> None:
+    """Compares names, kinds and sizes with the manifest, before any content is read."""
+    folders = {Path(name).parent.as_posix() for name in manifest.files} - {"."}
+    present = {}
+    for folder in (".", *sorted(folders)):
+        if folder != "." and not _is(path / folder, stat.S_ISDIR):
+            raise _damaged(path, folder, "it must be a directory, and is missing or a link")
+        with os.scandir(path / folder) as items:  # closed if a file vanishes meanwhile
+            for item in items:
+                name = item.name if folder == "." else f"{folder}/{item.name}"
+                present[name] = item.stat(follow_symlinks=False)
+    for name in sorted(present.keys() - manifest.files.keys() - folders - {MANIFEST, SUMS}):
+        raise _damaged(path, _printable(name), f"{MANIFEST} does not list it", mend="delete it")
+    for name, entry in manifest.files.items():
+        if name not in present or not stat.S_ISREG(present[name].st_mode):
+            raise _damaged(path, name, "it must be a file, and is missing or a link")
+        if (size := present[name].st_size) != entry.bytes:
+            raise _damaged(path, name, f"it has {size} bytes, not {entry.bytes}")
+
+
+def _is(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Tests what is at `path` itself, not where a link there leads."""
+    try:
+        return kind(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _printable(name: str) -> str:
+    """Returns a name of the file system with its odd bytes replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _damaged(
+    path: Path,
+    file: str,
+    reason: str,
+    array: str | None = None,
+    *,
+    mend: str = "copy it again from where it was exported",
+) -> IntegrityError:
+    return IntegrityError(
+        f"the bundle {str(path)!r} is damaged in {file}: {reason}; {mend}",
+        file=file,
+        array=array,
+    )

@@ -1,0 +1,374 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of a connection: sizes of heads, numbers of connections, and time.
+
+uvicorn parses with httptools, which refuses ambiguous lengths, line breaks without a carriage
+return, folded headers and control characters. It has no limits of its own. This subclass of
+uvicorn's protocol adds them, and refuses what httptools lets pass: trailers (uvicorn would add them
+to the headers), a missing or second Host, transfer codings other than chunked, HTTP other than 1.0
+and 1.1.
+
+Timers run only while a request is incomplete. One that arrives in a single read costs none.
+
+A refused connection is not closed at once. The kernel answers bytes that nobody has read with a
+reset, and a client that is still sending may then lose the refusal. So they are read and dropped
+for a while (RFC 9112, section 9.6).
+"""
+
+import asyncio
+import dataclasses
+import json
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# Bounds of reading on after a refusal. A connection beyond the limit still takes a descriptor.
+_LINGER_S, _LINGER_BYTES = 2.0, 256 << 20
+# Of the struct tcp_info of Linux: segments on their way, bytes acknowledged, bytes not sent yet.
+_TCP_INFO = struct.Struct("=24xI92xQ16xI")
+# Phases of a connection.
+_IDLE, _HEAD, _BODY = range(3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of the connections of an HTTP server.
+
+    Args:
+        head_bytes: Largest size of the target and the headers of a request together.
+        headers: Largest number of headers.
+        connections: Largest number of open connections. One more is answered 503 and closed.
+            Refused connections do not count. As many again of them may stay open for two seconds,
+            so that their clients can read the answer.
+        head_s: Time for the head of a request, from its first byte; or from the connection.
+        body_s: Time for a body.
+        send_s: Time that a client may take none of a response that waits for it.
+        keep_alive_s: Time that a connection may be idle between two requests.
+
+    Raises:
+        ValueError: A limit is not above 0.
+    """
+
+    head_bytes: int = 16 << 10
+    headers: int = 100
+    connections: int = 1024
+    head_s: float = 10.0
+    body_s: float = 60.0
+    send_s: float = 60.0
+    keep_alive_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(
+                    f"limits must be above 0, got {field.name}={value}; leave it out for "
+                    f"{field.default}"
+                )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class _Refused(Exception):
+    """Raised inside of the parser's callbacks, which end its work."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits. `limited` makes the class for a server."""
+
+    limits = DEFAULT_LIMITS
+    # Connections that wait for their clients to read a refusal.
+    lingering: ClassVar[set["LimitedProtocol"]] = set()
+    # Called with the status of a refusal and the client's address.
+    refused: ClassVar[Callable[[int, str], None]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A new connection is timed like a head of which no byte has come.
+        self._phase, self._timed = _HEAD, _IDLE
+        self._messages = self._head_bytes = self._head_count = 0
+        self._refusal: tuple[int, str] | None = None
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._dropped = 0
+        # The request that is being answered; `cycle` is the newest one of a pipeline.
+        self._running: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) - len(self.lingering) > self.limits.connections:
+            self._close_with(
+                503,
+                f"a server must have at most {self.limits.connections} connections, got one more; "
+                "reuse connections, or send the request again later",
+            )
+            return
+        self._time_phase()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._timer, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self._unset_keepalive_if_required()  # uvicorn leaves it after a reset
+        self.lingering.discard(self)
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells the newest request alone.
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self._time_sending()  # the transport closes itself now
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            self._dropped += len(data)
+            if self._dropped > _LINGER_BYTES:
+                self._close()
+            return
+        phase, messages = self._phase, self._messages
+        super().data_received(data)
+        if self._closing or self.transport.is_closing():
+            return
+        if messages == self._messages:
+            if self._phase == _IDLE:  # line breaks before a request
+                self._phase = _HEAD
+            if phase == self._phase == _HEAD:
+                self._head_bytes += len(data)
+                if self._head_bytes > self.limits.head_bytes:
+                    self._refusal = self._head_too_large(self._head_bytes)
+                    self.send_400_response("")
+                    return
+        if self._phase != self._timed:
+            self._time_phase()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase, self._head_bytes = _HEAD, 0
+
+    def on_headers_complete(self) -> None:
+        self._phase, self._head_count = _BODY, len(self.headers)
+        self._refusal = self._check_head()
+        if self._refusal is not None:
+            self._phase = _HEAD
+            raise _Refused
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
+        if self.parser is not None and self.parser.should_upgrade():
+            # We decline by an answer. httptools takes what follows for the other protocol, so it is
+            # the last one, and says so. (uvicorn below 0.53 closes without a word.)
+            closing = (b"connection", b"close")
+            self.cycle.default_headers = [*self.cycle.default_headers, closing]
+
+    def on_message_complete(self) -> None:
+        if len(self.headers) != self._head_count:
+            self._refusal = (
+                400,
+                "a request must have its headers before its body, got trailers; send them in front",
+            )
+            raise _Refused
+        self._phase, self._messages = _IDLE, self._messages + 1
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._time_sending()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what the parser or a limit has refused, and closes the connection."""
+        status, sentence = self._refusal or (
+            400,
+            "a request must be well-formed HTTP/1.1, got one that is not; see RFC 9112",
+        )
+        if self._closing:
+            return
+        before = self.cycle is not None and not self.cycle.response_complete
+        if self._phase != _BODY and before:
+            # An earlier request is being answered. Its answer must not be taken for this one.
+            self._closing = True
+            self.cycle.keep_alive = False
+            return
+        if self._phase == _BODY and before:
+            # The task of this request must not wait for the rest.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.pipeline or self.cycle.response_started:
+                self._closing = True
+                self._close()
+                return
+        self._close_with(status, sentence)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._time_sending()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None and not self.transport.is_closing():
+            self._stalled.cancel()
+            self._stalled = None
+
+    def timeout_keep_alive_handler(self, before: tuple[int, int] | None = None) -> None:
+        """Ends an idle connection, or one whose client takes none of the last answer.
+
+        uvicorn's timer begins with the last write, but a large answer then is on its way still.
+        `close` would give it 30 seconds with TLS, and all the time there is without.
+        """
+        progress, pending = self._progress()
+        if not pending:
+            super().timeout_keep_alive_handler()
+        elif progress != before:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.limits.send_s, self.timeout_keep_alive_handler, progress
+            )
+        else:
+            self.transport.abort()
+
+    def _close(self) -> None:
+        """Closes the connection once its client has taken what is pending, or takes no more."""
+        self._time_sending()
+        self.transport.close()
+
+    def _time_sending(self) -> None:
+        """Starts the timer of what is pending, unless it runs. `close` has none of its own."""
+        if self._stalled is None:
+            self._look_at_sending()
+
+    def _look_at_sending(self, before: tuple[int, int] | None = None) -> None:
+        """Ends a connection whose client has taken nothing since `before`."""
+        progress, _ = self._progress()
+        if progress != before:
+            self._stalled = self.loop.call_later(
+                self.limits.send_s, self._look_at_sending, progress
+            )
+        else:
+            self.transport.abort()
+
+    def _progress(self) -> tuple[tuple[int, int], bool]:
+        """Returns numbers that change as the client takes bytes, and whether some are pending.
+
+        Our buffer alone is too coarse. The kernel takes megabytes of it at a time, and a slow
+        client needs a minute for those. Linux counts the bytes that the client has acknowledged.
+        """
+        size = self.transport.get_write_buffer_size()
+        if sys.platform != "linux":
+            return (size, 0), size > 0
+        connection = self.transport.get_extra_info("socket")
+        information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        unacknowledged, acknowledged, unsent = _TCP_INFO.unpack(information)
+        return (size, acknowledged), size + unacknowledged + unsent > 0
+
+    def _check_head(self) -> tuple[int, str] | None:
+        """Returns status and sentence for a head that is refused."""
+        size, hosts, coding = len(self.url), 0, None
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                coding = value
+        assert self.parser is not None, "it calls this method"
+        version = self.parser.get_http_version()
+        if size > self.limits.head_bytes:
+            return self._head_too_large(size)
+        if len(self.headers) > self.limits.headers:
+            return 431, (
+                f"a request must have at most {self.limits.headers} headers, got "
+                f"{len(self.headers)}; send fewer"
+            )
+        if version not in ("1.0", "1.1"):
+            return 505, f"the version must be HTTP/1.1, got HTTP/{version}; send HTTP/1.1"
+        if hosts > 1 or (not hosts and version == "1.1"):
+            return 400, f"a request must have one Host, got {hosts}; send the header once"
+        if coding is not None and (version == "1.0" or coding.strip().lower() != b"chunked"):
+            return 501, (
+                f"Transfer-Encoding must be chunked and HTTP 1.1, got {coding[:40]!r} and HTTP "
+                f"{version}; send Content-Length, and compress with Content-Encoding"
+            )
+        if self.parser.should_upgrade() and (coding or self._has_length()):
+            # httptools would take the body for the other protocol.
+            return 400, (
+                "a request with a body must not offer another protocol, got Upgrade; send it "
+                "without that header"
+            )
+        return None
+
+    def _has_length(self) -> bool:
+        return any(name == b"content-length" for name, _ in self.headers)
+
+    def _head_too_large(self, size: int) -> tuple[int, str]:
+        return 431, (
+            f"the head of a request must have at most {self.limits.head_bytes} bytes, got {size}; "
+            "send fewer or shorter headers"
+        )
+
+    def _close_with(self, status: int, sentence: str) -> None:
+        body = json.dumps({"error": sentence}).encode()
+        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: {len(body)}\r\n"
+        fields = b"content-type: application/json\r\nconnection: close\r\n\r\n"
+        self._closing = True
+        type(self).refused(status, self.client[0] if self.client else "-")
+        self.transport.write(head.encode() + retry + fields + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closes the connection once its client has, or after a while."""
+        if len(self.lingering) >= self.limits.connections:
+            self._close()
+            return
+        self.lingering.add(self)
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(_LINGER_S, self._close)
+
+    def _time_phase(self) -> None:
+        """Starts the timer of the phase that the connection is in, in place of another."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timed = self._phase
+        if self._phase != _IDLE:
+            seconds = self.limits.head_s if self._phase == _HEAD else self.limits.body_s
+            self._timer = self.loop.call_later(seconds, self._late, seconds)
+
+    def _late(self, seconds: float) -> None:
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            # A pipelined request waits for the answer before it. That is not the client's doing.
+            self._time_phase()
+            return
+        phase = "head" if self._phase == _HEAD else "body"
+        self._refusal = (
+            408,
+            f"the {phase} of a request must arrive within {seconds:g} seconds, got a part of it; "
+            "send it faster",
+        )
+        self.send_400_response("")
+
+
+def limited(limits: Limits, refused: Callable[[int, str], None]) -> type[LimitedProtocol]:
+    """Returns the protocol class of a server.
+
+    Args:
+        limits: Its limits.
+        refused: Called for each refusal, which no application sees: its status and the client's
+            address.
+    """
+    members = {"limits": limits, "lingering": set(), "refused": staticmethod(refused)}
+    return type("LimitedProtocol", (LimitedProtocol,), members)

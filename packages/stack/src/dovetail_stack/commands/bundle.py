@@ -1,0 +1,189 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Export a model as a bundle; verify, inspect and precompile bundles.
+
+A bundle is a directory with programs, weights and the digest of each of them. It runs without the
+source of the model. `dovetail serve` answers requests from a directory of bundles, and the actions
+after export are those of `python -m dovetail_serve`.
+"""
+
+import argparse
+import functools
+import json
+from typing import Any
+
+from dovetail_stack._command import DONE, Parser, add_action, add_json
+from dovetail_stack.commands.generate import EXPORT, add_model, add_new_directory, locate
+from dovetail_stack.processes import say
+
+ACTIONS = ("verify", "inspect", "precompile")
+RUN_FILE = "run.json"
+# Written out here: the recipes import every library, and `inspect` needs none of them.
+BATCH_SIZES = (1, 8, 64)
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+TOWERS, POOLINGS = ("images", "text"), ("model", "mean", "first", "last")
+
+
+def add(parser: Parser) -> None:
+    """Declares the export, and the library's own actions."""
+    from dovetail_serve.cli import ACTIONS as OWN
+
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add_action(actions, "export", _export)
+    for name in ACTIONS:
+        action = add_action(actions, name, OWN[name].declare)
+        action.words.update(OWN[name].WORDS)
+        action.set_defaults(act=OWN[name].run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action; returns its exit code."""
+    code, output = args.act(args)
+    if output:
+        print(output)
+    return code
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    """Export an encoder, or a decoder for scoring, as a bundle.
+
+    Images have logits or an embedding, texts an embedding, and tokens of a decoder their
+    log-probabilities. A run of `dovetail train` is exported from its newest checkpoint, after
+    each file of it is verified; the bundle then has the checkpoint's digest.
+
+    The Pooling and Normalize of a sentence-transformers directory are followed, and other modules
+    refused. An embed run has the mean, normalised. --pooling replaces the pooling alone.
+    """
+    add_model(parser)
+    add_new_directory(parser)
+    add = parser.add_argument
+    add(
+        "--batch-sizes",
+        type=int,
+        nargs="+",
+        default=BATCH_SIZES,
+        metavar="ROWS",
+        help=f"numbers of rows with a program of their own ({' '.join(map(str, BATCH_SIZES))})",
+    )
+    add(
+        "--platforms",
+        nargs="+",
+        choices=PLATFORMS,
+        default=("cpu", "cuda", "tpu"),
+        metavar="NAME",
+        help=f"of {', '.join(PLATFORMS)} (cpu cuda tpu)",
+    )
+    add("--length", type=int, help="tokens of a row (as an encoder of text says, or all positions)")
+    add("--tower", choices=TOWERS, help="of a model with two")
+    add("--pooling", choices=POOLINGS, help="of an encoder of text (as it says, or mean)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of all weights (unchanged)")
+    add("--step", type=int, help="checkpoint of a run (the newest)")
+    add_json(parser)
+    parser.set_defaults(act=export)
+
+
+def export(args: argparse.Namespace) -> tuple[int, str]:
+    """Writes a bundle. Returns the exit code and its description."""
+    from dovetail_serve.folder import open_bundle
+
+    say(f"Reading {args.model}, and exporting it for {', '.join(args.platforms)}.")
+    if (args.model / RUN_FILE).is_file():
+        _from_run(args)
+    else:
+        _from_directory(args)
+    bundle = open_bundle(args.out)
+    manifest = bundle.manifest
+    summary = {
+        "out": str(args.out),
+        "digest": bundle.digest,
+        "provenance": dict(manifest.provenance),
+        "platforms": [platform.name for platform in manifest.platforms],
+        "batch_sizes": list(manifest.batch_sizes),
+        "symbolic": manifest.symbolic is None,
+        "symbolic_reason": manifest.symbolic,
+    }
+    return DONE, json.dumps(summary, indent=2) if args.json else _described(summary)
+
+
+def _from_directory(args: argparse.Namespace) -> None:
+    from dovetail_stack.recipes.bundle import bundle_encoder
+    from dovetail_stack.recipes.sentences import MODULES
+
+    if args.step is not None:
+        raise ValueError(
+            f"step must be that of a run of dovetail train, got step={args.step} for the directory "
+            f"{str(args.model)!r}: leave it out"
+        )
+    # The config.json of sentence-transformers may be in the directory of its Transformer.
+    listed = (args.model / MODULES).is_file()
+    bundle_encoder(
+        args.model if listed else locate(args.model),
+        args.out,
+        batch_sizes=args.batch_sizes,
+        platforms=args.platforms,
+        length=args.length,
+        tower=args.tower,
+        pooling=args.pooling,
+        dtype=args.dtype,
+    )
+
+
+def _from_run(args: argparse.Namespace) -> None:
+    """Exports a checkpoint; the shape of its model is that of the run's export."""
+    from dovetail_models import abstract
+    from dovetail_stack import settings
+    from dovetail_stack.recipes.bundle import bundle_run
+    from dovetail_stack.recipes.options import Tuning
+    from dovetail_stack.recipes.servable import servable
+
+    if args.dtype is not None:
+        raise ValueError(
+            f"a run must keep the dtype of its checkpoint, got dtype={args.dtype!r}: leave it out, "
+            f"or name its export {args.model / EXPORT}"
+        )
+    run = settings.load(args.model)
+    training = run.training
+    if isinstance(training, Tuning) and training.lora_rank:
+        raise ValueError(
+            "a run must have whole models in its checkpoints, got one of adapters of rank "
+            f"{training.lora_rank}: name its export {args.model / EXPORT}"
+        )
+    model = abstract(locate(args.model))
+    options = {"length": args.length, "tower": args.tower, "pooling": args.pooling}
+    if isinstance(run, settings.Embed):
+        options |= _as_trained(args, model)
+    bundle_run(
+        args.model,
+        args.out,
+        model=model,
+        serve=functools.partial(servable, **options),
+        step=args.step,
+        ema=training.ema > 0,
+        batch_sizes=args.batch_sizes,
+        platforms=args.platforms,
+    )
+
+
+def _as_trained(args: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """Returns the options of `servable` for embeddings as the loss of `embed` had them."""
+    from dovetail_models import TextEncoder
+
+    if not isinstance(model, TextEncoder):
+        raise ValueError(
+            f"a run of embed must have an encoder of text, got a {type(model).__name__}: name its "
+            f"export {args.model / EXPORT} to score tokens"
+        )
+    return {"pooling": args.pooling or "mean", "normalize": True}
+
+
+def _described(summary: dict[str, Any]) -> str:
+    sizes = ", ".join(map(str, summary["batch_sizes"]))
+    every = "and any other" if summary["symbolic"] else f"alone: {summary['symbolic_reason']}"
+    lines = [
+        f"Wrote {summary['out']}: {summary['digest']}",
+        f"platforms    {', '.join(summary['platforms'])}",
+        f"batch sizes  {sizes}, {every}",
+        *(f"{name:<12} {value}" for name, value in summary["provenance"].items()),
+        f"Try: dovetail bundle inspect {summary['out']}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles of directories and of runs. The answers of each family: integration_tests."""
+
+import hashlib
+import json
+
+import jax
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+import pytest
+from flax import nnx
+
+import dovetail_models as models
+from dovetail_checkpoint import Store, checksums
+from dovetail_kernels import grouped_matmul
+from dovetail_models.layers.experts import ExpertLinear
+from dovetail_quant import Spec, apply, plan
+from dovetail_quant import save as save_quantized
+from dovetail_serve import load, verify
+from dovetail_stack.recipes import bundle, quantization
+from dovetail_stack.recipes.bundle import bundle_encoder, bundle_run
+from dovetail_stack.recipes.servable import servable
+
+TOWER = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24}
+T, V = 9, 29
+SMALL = {"batch_sizes": (1, 4), "platforms": ("cpu",)}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory, randomised):
+    """A directory with a random BERT."""
+    folder = tmp_path_factory.mktemp("bert") / "mini-bert"
+    config = models.bert(vocab_size=V, max_length=T, **TOWER)
+    models.save(randomised(models.init(config, seed=1), 0), folder)
+    return folder
+
+
+def answers(path, ready):
+    """Results of a bundle and of a call of the module, for the example of the call."""
+    found = load(path, verify="files")(**ready.example)
+    return found, nnx.jit(ready.call)(ready.module, **ready.example)
+
+
+def same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name in found:
+        # Sums of at most 24 float32 products, in another order for 4 rows.
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_directory_becomes_a_bundle_that_says_what_it_was_made_from(bert, tmp_path):
+    digest = bundle_encoder(bert, tmp_path / "bert/1", length=7, **SMALL)
+    assert verify(tmp_path / "bert/1").digest == digest
+    same(*answers(tmp_path / "bert/1", servable(models.load_encoder(bert), length=7)))
+    manifest = load(tmp_path / "bert/1", verify="none").manifest
+    assert manifest.batch_sizes == (1, 4)
+    assert [platform.name for platform in manifest.platforms] == ["cpu"]
+    lines = [
+        f"{hashlib.sha256((bert / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in ("config.json", "model.safetensors")
+    ]
+    files = hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert manifest.provenance == {"source": "mini-bert", "files": f"sha256:{files}"}
+
+
+def test_weights_in_another_dtype(bert, tmp_path):
+    bundle_encoder(bert, tmp_path / "1", dtype="bfloat16", **SMALL)
+    weights = load(tmp_path / "1", verify="files").manifest.weights
+    assert {entry.dtype for entry in weights.values()} == {"bfloat16"}
+
+
+def test_a_quantized_decoder_scores_as_it_does(tmp_path, randomised):
+    config = models.llama(vocab_size=V, kv_heads=1, head_dim=8, max_length=16, **TOWER)
+    model = randomised(models.init(config, seed=2), 0)
+    models.save(model, tmp_path / "hf")
+    small = apply(model, plan(model, [("**", Spec(weight="int4", group=8))]), matmul="own")
+    save_quantized(small, tmp_path / "small")
+    keys = json.loads((tmp_path / "hf" / "config.json").read_text()) | {"dtype": "float32"}
+    (tmp_path / "small" / "config.json").write_text(json.dumps(keys))
+    bundle_encoder(tmp_path / "small", tmp_path / "1", length=T, **SMALL)
+    same(*answers(tmp_path / "1", servable(small, length=T)))
+    # A product that is compiled for this machine alone, if one is installed, is left out.
+    products = [k.matmul for k in quantization._kernels(bundle.read(tmp_path / "small"))]
+    assert {product.installed for product in products} == {False}
+    weights = load(tmp_path / "1", verify="none").manifest.weights
+    assert sum(entry.dtype == "uint8" for entry in weights.values()) == 7  # of each layer
+    with pytest.raises(
+        ValueError, match=r"must keep their dtype, got dtype=.bfloat16. for .*leave"
+    ):
+        bundle_encoder(tmp_path / "small", tmp_path / "2", length=T, dtype="bfloat16", **SMALL)
+
+
+def test_experts_multiply_their_own_tokens_alone(tmp_path):
+    config = models.mixtral(
+        vocab_size=V, kv_heads=1, head_dim=8, experts=3, top_k=2, max_length=16, **TOWER
+    )
+    models.save(models.init(config, seed=2), tmp_path / "hf")
+    products = [
+        module.ragged_dot
+        for _, module in nnx.iter_modules(bundle.read(tmp_path / "hf"))
+        if isinstance(module, ExpertLinear)
+    ]
+    assert products == [grouped_matmul] * 3
+
+
+def test_nothing_is_read_for_an_output_that_exists(tmp_path):
+    (tmp_path / "1").mkdir()
+    with pytest.raises(FileExistsError, match=r"a new directory, and '.*1' exists: name another"):
+        bundle_encoder(tmp_path / "nowhere", tmp_path / "1")
+    with pytest.raises(FileExistsError, match=r"a new directory, and '.*1' exists: name another"):
+        bundle_run(tmp_path / "nowhere", tmp_path / "1", model=nnx.Linear(1, 1, rngs=nnx.Rngs(0)))
+
+
+@pytest.fixture
+def run(bert, tmp_path):
+    """A run as `dovetail train` keeps it, with the steps 3 and 12, and the model of each."""
+    trained = {step: models.load_encoder(bert) for step in (3, 12)}
+    with Store(tmp_path / "run" / "checkpoints") as store:
+        for step, model in trained.items():
+            params = nnx.state(model, nnx.Param)
+            nnx.update(model, jax.tree.map(lambda x, by=step: x * (1 + by / 100), params))
+            store.save(step, params=nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return tmp_path / "run", trained
+
+
+def test_the_newest_step_of_a_run(run, bert, tmp_path):
+    root, trained = run
+    bundle_run(root, tmp_path / "1", model=models.abstract(bert), **SMALL)
+    same(*answers(tmp_path / "1", servable(trained[12])))
+    step = root / "checkpoints" / "12"
+    digest = hashlib.sha256((step / "SHA256SUMS").read_bytes()).hexdigest()
+    assert load(tmp_path / "1", verify="none").manifest.provenance == {
+        "checkpoint": f"sha256:{digest}",
+        "step": "12",
+        "run": "run",
+    }
+
+
+def test_an_earlier_step_and_another_call(run, bert, tmp_path):
+    root, trained = run
+    options = {"step": 3, "serve": lambda model: servable(model, length=5, pooling="mean")}
+    bundle_run(root, tmp_path / "1", model=models.abstract(bert), **options, **SMALL)
+    same(*answers(tmp_path / "1", servable(trained[3], length=5, pooling="mean")))
+
+
+def test_a_run_without_steps_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"have saved the step, got step=None where .* has none: "):
+        bundle_run(tmp_path / "empty", tmp_path / "1", model=model)
+
+
+def test_a_step_of_plain_orbax_is_refused(tmp_path):
+    """Its files may have checksums, but nobody wrote down what its arrays are."""
+    step = tmp_path / "12"
+    ocp.save_checkpointables(str(step), {"params": {"w": jax.numpy.ones(3)}})
+    with pytest.raises(ValueError, match=r"must have checksums, got '.*12' without SHA256SUMS: sa"):
+        bundle.verified_digest(step)
+    checksums.write(step)
+    with pytest.raises(
+        ValueError, match=r"must be verified by its digests, got step 12 is readabl"
+    ):
+        bundle.verified_digest(step)

@@ -45,6 +45,20 @@ def test_versions_are_numbers_with_a_manifest(files):
     assert "integer from 1" in versions.ignored["04"]
 
 
+def test_a_version_deleted_while_it_is_scanned_is_none(files, monkeypatch):
+    files.put("mlp", 1)
+    files.put("mlp", 2)
+    listed, walk = scan_versions(files.root / "mlp").fingerprints, os.walk
+
+    def delete_and_walk(folder):
+        if folder.name == "2":
+            files.delete("mlp", 2)
+        return walk(folder)
+
+    monkeypatch.setattr(os, "walk", delete_and_walk)
+    assert scan_versions(files.root / "mlp").fingerprints == {1: listed[1]}
+
+
 def test_a_link_to_a_bundle_is_a_version(files):
     files.put("mlp", 1)
     files.path("mlp", 2).symlink_to("1")

@@ -78,9 +78,12 @@ def scan_versions(folder: Path) -> Versions:
         version = version_of(name)
         if version is None:
             ignored.setdefault(name, "a version is an integer from 1 without leading zeros")
-        elif _may_have_manifest(folder / name):
-            fingerprints[version] = fingerprint(folder / name)
-            ignored.pop(name, None)
+        else:
+            # The manifest last: a version deleted meanwhile has none, and none of its files counts.
+            files = fingerprint(folder / name)
+            if _may_have_manifest(folder / name):
+                fingerprints[version] = files
+                ignored.pop(name, None)
     return Versions(fingerprints=fingerprints, ignored=ignored)
 
 

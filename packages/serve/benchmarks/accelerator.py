@@ -18,6 +18,7 @@ STEPS = (
         full={"sizes": NETWORK["full"], "batch_sizes": (1, 8)},
         tiny={"sizes": NETWORK["tiny"], "batch_sizes": (1, 4)},
         timed=False,
+        proves=("programs for several platforms in one bundle", "a self test on the device"),
     ),
     Step(
         name="sidecar",
@@ -26,6 +27,7 @@ STEPS = (
         limit_s=180,
         full={"sizes": NETWORK["full"], "batch_sizes": (1, 8)},
         tiny={"sizes": NETWORK["tiny"], "batch_sizes": (1, 4)},
+        proves=("programs compiled ahead of time",),
     ),
     Step(
         name="throughput",
@@ -44,5 +46,6 @@ STEPS = (
             "clients": (2, 8),
             "seconds": 0.2,
         },
+        proves=("batching of requests",),
     ),
 )

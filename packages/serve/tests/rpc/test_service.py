@@ -308,7 +308,7 @@ def test_load_unload_and_index(tmp_path, serving):
         assert "weights.safetensors" in error.details()
         assert client("ModelReady", name="b", version="1").ready
         stats = client("ModelStatistics", name="b").model_stats
-        assert [(s.name, s.version) for s in stats] == [("b", "1")]
+        assert [(s.name, s.version) for s in stats] == [("b", "1"), ("b", "2")]  # as over HTTP
         error = client.refusal("RepositoryIndex", repository_name="r")
         assert (error.code(), "'r'" in error.details()) == (Code.INVALID_ARGUMENT, True)
         error = client.refusal("RepositoryModelLoad", model_name="c")

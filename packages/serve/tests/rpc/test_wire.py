@@ -6,7 +6,7 @@ import struct
 
 from google.protobuf import descriptor_pool
 
-from dovetail_serve.rpc.wire import DATA_TYPES, MESSAGES
+from dovetail_serve.rpc.wire import DATA_TYPES, MESSAGES, message
 
 
 def field(number: int, wire: int, payload: bytes) -> bytes:
@@ -65,6 +65,40 @@ def test_numbers_of_data_types_are_those_of_triton():
 
 
 def test_the_default_pool_has_none_of_the_messages():
-    message = MESSAGES["ModelInferRequest"].DESCRIPTOR
-    assert message.full_name == "inference.ModelInferRequest"
-    assert message.file.pool is not descriptor_pool.Default()
+    descriptor = MESSAGES["ModelInferRequest"].DESCRIPTOR
+    assert descriptor.full_name == "inference.ModelInferRequest"
+    assert descriptor.file.pool is not descriptor_pool.Default()
+
+
+def test_a_message_has_the_values_of_a_document():
+    config = {
+        "name": "mlp",
+        "platform": "jax_stablehlo",
+        "backend": "jax",
+        "max_batch_size": 8,
+        "input": [
+            {"name": "x", "data_type": "TYPE_BF16", "dims": [5, 2]},
+            {"name": "t", "data_type": "TYPE_STRING", "dims": []},
+        ],
+        "output": [{"name": "y", "data_type": "TYPE_FP8_E4M3FN", "dims": [3]}],
+    }
+    got = message("ModelConfigResponse", {"config": config}).config
+    assert (got.name, got.platform, got.backend) == ("mlp", "jax_stablehlo", "jax")
+    assert got.max_batch_size == 8
+    assert [(t.name, DATA_TYPES[t.data_type], list(t.dims)) for t in got.input] == [
+        ("x", "TYPE_BF16", [5, 2]),
+        ("t", "TYPE_STRING", []),
+    ]
+    # Triton has no number for FP8.
+    assert [(t.name, DATA_TYPES[t.data_type], list(t.dims)) for t in got.output] == [
+        ("y", "TYPE_INVALID", [3])
+    ]
+
+
+def test_a_message_leaves_our_additions_out():
+    entry = {"name": "m", "version": "2", "state": "READY", "reason": "", "digest": "sha256:ab"}
+    (index,) = message("RepositoryIndexResponse", {"models": [entry]}).models
+    assert (index.name, index.version, index.state) == ("m", "2", "READY")
+    largest = {"name": "m", "inference_count": 2**64 - 1, "inference_stats": {"cache_hit": {}}}
+    (statistics,) = message("ModelStatisticsResponse", {"model_stats": [largest]}).model_stats
+    assert statistics.inference_count == 2**64 - 1

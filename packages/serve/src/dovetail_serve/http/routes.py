@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All routes except inference: health, metadata, statistics, repository, status."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from dovetail_serve import documents
 from dovetail_serve.errors import BundleError, RequestError
-from dovetail_serve.http import documents
 from dovetail_serve.http.exchange import Exchange, internal_error
 from dovetail_serve.http.metrics import CONTENT_TYPE, exposition
 from dovetail_serve.http.stages import Stages
 from dovetail_serve.http.status import status_document
-from dovetail_serve.serving.server import Server, VersionState
+from dovetail_serve.serving.server import Server
 
 # A control request names a model and little else.
 _MAX_CONTROL_BODY = 64 << 10
@@ -114,20 +114,10 @@ class Routes:
         return _json(documents.model_config(self._server.metadata(*_named(request))))
 
     async def model_statistics(self, request: Request) -> Response:
-        name, version = _named(request)
-        states = [state for state in self._server.index() if state.name == name]
-        if version is not None or not states:
-            # A label stands for the version that it names; an unknown model is an error.
-            version = self._server.metadata(name, version).version
-            states = [state for state in states if state.version == version]
-        return self._statistics(states)
+        return _json(documents.model_statistics(self._server, *_named(request)))
 
     async def all_statistics(self, request: Request) -> Response:
-        return self._statistics(self._server.index())
-
-    def _statistics(self, states: Iterable[VersionState]) -> Response:
-        document = [documents.model_statistics(self._server, state) for state in states]
-        return _json({"model_stats": document})
+        return _json(documents.model_statistics(self._server))
 
     async def index(self, request: Request) -> Response:
         document = await _control_document(request)

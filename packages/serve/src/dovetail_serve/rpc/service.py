@@ -13,9 +13,8 @@ from typing import Any
 
 import grpc
 
-from dovetail_serve import __version__
+from dovetail_serve import documents
 from dovetail_serve.errors import BundleError, RequestError
-from dovetail_serve.rpc import describe
 from dovetail_serve.rpc.messages import (
     check_number,
     check_outputs,
@@ -24,12 +23,10 @@ from dovetail_serve.rpc.messages import (
 )
 from dovetail_serve.rpc.status import Refusal, abort
 from dovetail_serve.rpc.stream import answer_stream
-from dovetail_serve.rpc.wire import MESSAGES, SERVICE
+from dovetail_serve.rpc.wire import MESSAGES, SERVICE, message
 from dovetail_serve.serving.bodies import Bodies
 from dovetail_serve.serving.server import Server
 
-SERVER_NAME = "dovetail-serve"
-EXTENSIONS = ("model_repository", "model_configuration", "statistics", "binary_tensor_data")
 # Load balancers ask for them without a token.
 _OPEN = ("ServerLive", "ServerReady")
 _UNSERVED = {
@@ -150,9 +147,7 @@ class Service:
         return MESSAGES["ServerReadyResponse"](ready=self._server.ready)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
-        return MESSAGES["ServerMetadataResponse"](
-            name=SERVER_NAME, version=__version__, extensions=EXTENSIONS
-        )
+        return message("ServerMetadataResponse", documents.server_metadata())
 
     async def _model_ready(self, request: Any, context: Any) -> Any:
         try:
@@ -162,35 +157,24 @@ class Service:
         return MESSAGES["ModelReadyResponse"](ready=ready)
 
     async def _model_metadata(self, request: Any, context: Any) -> Any:
-        return describe.metadata(self._server.metadata(request.name, request.version or None))
+        metadata = self._server.metadata(request.name, request.version or None)
+        return message("ModelMetadataResponse", documents.model_metadata(metadata))
 
     async def _model_config(self, request: Any, context: Any) -> Any:
-        return describe.config(self._server.metadata(request.name, request.version or None))
+        metadata = self._server.metadata(request.name, request.version or None)
+        return message("ModelConfigResponse", {"config": documents.model_config(metadata)})
 
     async def _model_infer(self, request: Any, context: Any) -> Any:
         return await self.infer(request, context)
 
     async def _model_statistics(self, request: Any, context: Any) -> Any:
-        if request.name:
-            self._server.statistics(request.name, request.version or None)  # refuses unknown names
-        versions = [
-            (state.name, state.version)
-            for state in self._server.index()
-            if state.state == "READY" and request.name in ("", state.name)
-        ]
-        if request.version:
-            described = self._server.metadata(request.name, request.version)
-            versions = [(described.name, described.version)]
-        return MESSAGES["ModelStatisticsResponse"](
-            model_stats=[
-                describe.statistics(name, version, self._server.statistics(name, version))
-                for name, version in versions
-            ]
-        )
+        statistics = documents.model_statistics(self._server, request.name, request.version or None)
+        return message("ModelStatisticsResponse", statistics)
 
     async def _repository_index(self, request: Any, context: Any) -> Any:
         _check_repository(request)
-        return describe.index(self._server.index(), ready=request.ready)
+        index = documents.repository_index(self._server.index(), ready=request.ready)
+        return message("RepositoryIndexResponse", {"models": index})
 
     async def _load(self, request: Any, context: Any) -> Any:
         self._check_control(request, ())

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.json_format import ParseDict
 
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
@@ -170,3 +171,12 @@ MESSAGES: dict[str, Any] = dict(_classes(PACKAGE, _MESSAGES))
 HEALTH_MESSAGES: dict[str, Any] = dict(
     _classes(HEALTH_SERVICE.rpartition(".")[0], _HEALTH_MESSAGES)
 )
+
+
+def message(name: str, document: dict[str, Any]) -> Any:
+    """Returns a message with the values of a document.
+
+    What the message cannot hold is left out: our additions, and our datatypes that Triton's
+    configuration lacks, such as FP8. These are TYPE_INVALID there, and the metadata names them.
+    """
+    return ParseDict(document, MESSAGES[name](), ignore_unknown_fields=True)

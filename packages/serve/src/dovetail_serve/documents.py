@@ -3,7 +3,8 @@
 """Documents about the server and its models, as the Open Inference Protocol and Triton name them.
 
 Triton's extensions: statistics, model configuration, model repository. What we add stands under
-names of its own: `digest` and `provenance`.
+names of its own: `digest` and `provenance`. HTTP sends documents as JSON. gRPC copies their values
+into messages, which have no fields for our additions.
 """
 
 import importlib.metadata
@@ -46,11 +47,15 @@ def model_metadata(metadata: Metadata) -> dict[str, Any]:
 
 
 def model_config(metadata: Metadata) -> dict[str, Any]:
-    """Triton's configuration. `max_batch_size` above 0 means that `dims` lack the batch axis."""
+    """Triton's configuration. `max_batch_size` above 0 means that `dims` lack the batch axis.
+
+    Larger requests are divided.
+    """
     rows = max(metadata.batch_sizes, default=0)
     return {
         "name": metadata.name,
         "platform": metadata.platform,
+        "backend": "jax",
         "max_batch_size": rows,
         "input": _configured(metadata.inputs),
         "output": _configured(metadata.outputs),
@@ -82,18 +87,43 @@ def version_statistics(server: Server, state: VersionState) -> Statistics:
         return Statistics()
 
 
-def model_statistics(server: Server, state: VersionState) -> dict[str, Any]:
-    """Triton's statistics of one version; times in nanoseconds, the last one in milliseconds.
+def model_statistics(server: Server, name: str = "", version: str | None = None) -> dict[str, Any]:
+    """Triton's statistics of all versions in the index, of those of a model, or of one version.
+
+    Args:
+        server: The server.
+        name: Name of the model. Empty for all.
+        version: Number or label of the version. None for all.
+
+    Raises:
+        RequestError: There is no such model or version.
+    """
+    states = server.index()
+    if name or version:
+        states = [state for state in states if state.name == name]
+        if version or not states:
+            # A label stands for the version that it names; an unknown model is an error.
+            number = server.metadata(name, version).version
+            states = [state for state in states if state.version == number]
+    return {
+        "model_stats": [
+            inference_statistics(state.name, state.version, version_statistics(server, state))
+            for state in states
+        ]
+    }
+
+
+def inference_statistics(name: str, version: str, statistics: Statistics) -> dict[str, Any]:
+    """Returns Triton's statistics of one version; times in nanoseconds, the last in milliseconds.
 
     Triton's `compute_input` is the joining and padding of a batch, its `compute_output` the
     division of the results. `inference_count` counts rows, `execution_count` batches.
     """
-    statistics = version_statistics(server, state)
     successes, batches = statistics.successes, statistics.batches
     failures = sum(statistics.failures.values())
     return {
-        "name": state.name,
-        "version": state.version,
+        "name": name,
+        "version": version,
         "last_inference": round(statistics.last_inference * 1e3),
         "inference_count": statistics.rows,
         "execution_count": sum(batches.values()),

@@ -1,9 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of a model with a batch axis, without one, and with texts."""
+"""Documents of a model with a batch axis, without one, and with texts; its statistics."""
 
-from dovetail_serve.http.documents import model_config, model_metadata, repository_index
+from dovetail_serve.documents import (
+    inference_statistics,
+    model_config,
+    model_metadata,
+    repository_index,
+)
 from dovetail_serve.serving.server import Metadata, VersionState
+from dovetail_serve.serving.statistics import Statistics
 from dovetail_serve.types import Tensor
 
 
@@ -51,3 +57,39 @@ def test_the_index_may_be_of_ready_versions():
     ]
     assert [s["reason"] for s in repository_index(states, ready=False)] == ["damaged", ""]
     assert [s["version"] for s in repository_index(states, ready=True)] == ["2"]
+
+
+def test_statistics_are_in_nanoseconds_under_the_names_of_triton():
+    counts = Statistics(
+        successes=7,
+        failures={"QueueFull": 2, "cancelled": 1},
+        rows=19,
+        queue_s=1.5,
+        pad_s=0.25,
+        compute_s=2.0,
+        split_s=0.125,
+        failed_s=0.5,
+        batches={3: 3, 10: 1},
+        batches_s={3: 1.5, 10: 0.5},
+        last_inference=1234.5678,
+    )
+    document = inference_statistics("mlp", "3", counts)
+    assert (document["name"], document["version"]) == ("mlp", "3")
+    assert (document["inference_count"], document["last_inference"]) == (19, 1_234_568)
+    # Three batches of 3 rows, one of 10.
+    assert document["execution_count"] == 4
+    durations = {batch["batch_size"]: batch["compute_infer"] for batch in document["batch_stats"]}
+    assert durations == {
+        3: {"count": 3, "ns": 1_500_000_000},
+        10: {"count": 1, "ns": 500_000_000},
+    }
+    assert document["inference_stats"] == {
+        "success": {"count": 7, "ns": 3_875_000_000},
+        "fail": {"count": 3, "ns": 500_000_000},
+        "queue": {"count": 7, "ns": 1_500_000_000},
+        "compute_input": {"count": 7, "ns": 250_000_000},
+        "compute_infer": {"count": 7, "ns": 2_000_000_000},
+        "compute_output": {"count": 7, "ns": 125_000_000},
+        "cache_hit": {"count": 0, "ns": 0},
+        "cache_miss": {"count": 0, "ns": 0},
+    }

@@ -21,9 +21,11 @@ from dovetail_serve import Server
 from dovetail_serve.http.run import _serve, run, start_http
 
 PROGRAM = """
-import logging, sys
+import logging, signal, sys
 from dovetail_serve import Batching, Server
 from dovetail_serve.http import run
+# Of its own, whether or not nohup runs these tests.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in sys.argv else signal.SIG_DFL)
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 server = Server(sys.argv[1], batching=Batching(max_delay_ms=float(sys.argv[2])))
 run(server, http=0, grpc=0 if "grpc" in sys.argv else None)
@@ -78,6 +80,15 @@ def test_a_signal_ends_readiness_answers_the_queue_and_exits_with_0(exported, bo
         assert f"got {number.name}" in log
         assert log.rstrip().endswith("stopped")
         assert "Traceback" not in log
+
+
+def test_nohup_disables_sighup(exported):
+    with running(exported[0], 0.0, "nohup") as (process, port):
+        process.send_signal(signal.SIGHUP)
+        assert ask(port, "/v2/health/live") == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+        assert "SIGHUP" not in process.stderr.read()
 
 
 def test_another_thread_than_the_main_one_is_refused(tmp_path):

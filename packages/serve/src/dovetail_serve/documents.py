@@ -118,6 +118,11 @@ def inference_statistics(name: str, version: str, statistics: Statistics) -> dic
 
     Triton's `compute_input` is the joining and padding of a batch, its `compute_output` the
     division of the results. `inference_count` counts rows, `execution_count` batches.
+
+    Args:
+        name: Name of the model.
+        version: Name of the version.
+        statistics: Its counts.
     """
     successes, batches = statistics.successes, statistics.batches
     failures = sum(statistics.failures.values())

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by our own kernel on Hopper GPUs: its forward, with the backward of `blocked`.
 
-Both forwards keep the same out and lse, so this backward can follow either. The kernel was executed
-by Pallas's interpreter and lowered for the GPU, but not timed, since no GPU was available. It is
-therefore the last choice there before "reference", and runs only if `impl` names it.
+Both forwards keep the same out and lse, so this backward can follow either. On an H100 with jax
+0.11.2, the forward took 1.4 times cuDNN's time and .10 of that of `blocked`, with gradients .69
+(benchmarks/results/accelerator.jsonl). Other versions of JAX, whose Pallas differs, have only been
+lowered. So it is the last choice there before "reference", and runs only if `impl` names it.
 """
 
 import functools

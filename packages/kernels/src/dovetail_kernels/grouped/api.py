@@ -24,7 +24,8 @@ from dovetail_kernels.mesh import per_shard
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-# Best first. Off TPU `ragged_dot` does E times the work. No GPU was at hand to measure the order.
+# Best first. Off TPU `ragged_dot` does E times the work. On an H100, TILES took .62 to .77 of its
+# time, with gradients .70 (64 experts) and 1.11 (8 large ones); accelerator.jsonl has the times.
 _TPU = (RAGGED_DOT, TILES, REFERENCE)
 _OTHERS = (TILES, RAGGED_DOT, REFERENCE)
 

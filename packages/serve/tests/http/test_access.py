@@ -49,7 +49,7 @@ def test_what_a_connection_refuses_is_counted_and_logged(exported, serving, capl
         with served.connect() as client:
             client.sendall(b"GET / HTTP/2.0\r\nHost: a\r\n\r\n")
             assert client.makefile("rb").readline().startswith(b"HTTP/1.1 505 ")
-        assert served.application._stages.responses == {505: 1}
+        served.until(lambda: served.application._stages.responses == {505: 1})
     (record,) = [r for r in caplog.records if r.name == "dovetail_serve.access"]
     line = record.getMessage()
     if style == "json":

@@ -10,7 +10,7 @@ system. `bare` is an ASGI application on the same uvicorn that answers a constan
 The peers do not install beside the tested set. Make an environment for each and name their folder:
 
     for p in litserve bentoml mlserver; do
-        uv venv DIR/$p && uv pip install -p DIR/$p/bin/python $p
+        uv venv DIR/$p && uv pip install -p DIR/$p/bin/python $p numpy
     done
     PYTHONPATH=scripts python packages/serve/benchmarks/peers.py DIR
 """

@@ -1,16 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the installation page, from pyproject files, constraints and a measurement."""
+"""The tables of the installation page, from pyproject files and constraints."""
 
-import json
 from collections.abc import Collection
-from typing import Any
 
 import workspace
 
 ROOT = workspace.ROOT
 TABLES = ROOT / "docs/generated/install"  # git ignores it
-RECORD = ROOT / "docs/install_sizes.jsonl"
 # (machine, extra of the meta-package, requirement without it, needs). What a machine needs is from
 # the installation page of JAX.
 PLATFORMS = (
@@ -25,12 +22,10 @@ PINNED = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "qwix", "numpy")
 
 
 def write() -> None:
-    """Writes the three tables."""
+    """Writes both tables."""
     TABLES.mkdir(parents=True, exist_ok=True)
-    lines = RECORD.read_text(encoding="utf-8").splitlines()
     (TABLES / "platforms.txt").write_text(platforms(), encoding="utf-8")
     (TABLES / "pythons.txt").write_text(pythons(), encoding="utf-8")
-    (TABLES / "sizes.txt").write_text(sizes([json.loads(x) for x in lines]), encoding="utf-8")
 
 
 def platforms() -> str:
@@ -62,23 +57,6 @@ def pythons() -> str:
     names = {"3.11": "3.11", "3.12": "3.12 and later"}
     rows = [(names[python], *(pins[name] for name in PINNED)) for python, pins in sets.items()]
     return table(("Python", *PINNED), rows)
-
-
-def sizes(record: list[dict[str, Any]]) -> str:
-    """Returns the sentence and the table of the measured installations."""
-    first = record[0]
-    said = f"Python {first['python']}, jax {first['jax']}, {first['platform']}, {first['date']}"
-    rows = [
-        (
-            f"`pip install {line['package']}`",
-            str(line["distributions"]),
-            f"{line['bytes'] / 1e6:,.0f}",
-            ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in line["largest"].items()),
-        )
-        for line in record
-    ]
-    head = ("command", "distributions", "MB", "the three largest, MB")
-    return f"Measured with {said}:\n\n" + table(head, rows)
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -141,17 +141,6 @@ def test_commands_of_installation_name_extras_that_exist():
 
 
 @pytest.mark.once
-def test_sizes_are_those_of_every_package():
-    record = [json.loads(line) for line in install.RECORD.read_text().splitlines()]
-    assert {line["package"] for line in record} == {m.name for m in MEMBERS.values()}
-    assert len({(line["python"], line["jax"], line["platform"]) for line in record}) == 1
-    bytes_ = {line["package"]: line["bytes"] for line in record}
-    assert max(bytes_, key=bytes_.__getitem__) == "dovetail-stack"
-    shown = install.sizes([record[0] | {"bytes": 12_700_000, "distributions": 7}])
-    assert f"| `pip install {record[0]['package']}` | 7 | 13 |" in shown
-
-
-@pytest.mark.once
 def test_tables_of_versions_are_the_pins_and_the_lower_bounds():
     pins = versions.pins()
     old, new = (workspace.constraints(python)["jax"] for python in workspace.PYTHONS)

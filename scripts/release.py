@@ -22,64 +22,69 @@ from pathlib import Path
 from packaging.version import Version
 
 import workspace
-from workspace import Member
+from workspace import META, Member
 
 
 class Refusal(RuntimeError):
     """The release would publish something untrue; the message says what to do first."""
 
 
-def git(*arguments: str) -> str:
-    """Run git in the workspace and return what it prints."""
-    line = ["git", "-C", str(workspace.ROOT), *arguments]
-    return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def tag(member: Member, version: str) -> str:
-    """The tag that the release workflow listens to."""
-    return f"{member.folder}-v{version}"
-
-
-def raised(member: Member, wanted: str) -> str:
-    """The version after a major, minor or patch release, or `wanted` if that is a later one."""
-    asked = ["--bump", wanted] if wanted in ("major", "minor", "patch") else [wanted]
-    if not set(asked) & {"--bump"} and not re.fullmatch(r"\d+\.\d+\.\d+", wanted):
-        raise Refusal(
-            f"a version must be three numbers; got version={wanted!r}; "
-            f"type major, minor, patch or one like {raised(member, 'patch')}"
-        )
-    version = uv_version(member.path, *asked, "--dry-run")
-    if Version(version) <= Version(member.version):
-        raise Refusal(
-            f"a release must be later than the last one, {member.version}; got "
-            f"version={wanted!r}; type patch for {raised(member, 'patch')}"
-        )
-    return version
-
-
-def uv_version(folder: Path, *arguments: str) -> str:
-    """Run `uv version` on a folder's pyproject.toml and return the version after it."""
-    line = ["uv", "version", "--directory", str(folder), "--frozen", "--short", *arguments]
-    done = subprocess.run(line, check=True, capture_output=True, text=True)
+def run(*line: str | Path) -> str:
+    """Returns the standard output of a command that must succeed."""
+    done = subprocess.run(list(map(str, line)), check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip()
 
 
+def git(*arguments: str) -> str:
+    """Returns the output of git in the workspace."""
+    return run("git", "-C", workspace.ROOT, *arguments)
+
+
+def tag(member: Member, version: str) -> str:
+    """Returns the tag that the release workflow listens to."""
+    return f"{member.folder}-v{version}"
+
+
+def set_version(folder: Path, *arguments: str) -> str:
+    """Runs `uv version` on a folder's pyproject.toml and returns the version after it."""
+    return run("uv", "version", "--directory", folder, "--frozen", "--short", *arguments)
+
+
+def next_version(member: Member, wanted: str | None) -> str:
+    """Returns the version to release.
+
+    Args:
+        member: The package.
+        wanted: "major", "minor", "patch" or the version itself; None for the calendar's.
+    """
+    if wanted is None and member.folder == META:
+        return by_calendar(member.version, datetime.date.today())
+    if wanted in ("major", "minor", "patch"):
+        return set_version(member.path, "--bump", wanted, "--dry-run")
+    numbers = re.fullmatch(r"\d+\.\d+\.\d+", wanted or "")
+    if wanted and numbers and Version(wanted) > Version(member.version):
+        return wanted
+    raise Refusal(
+        f"a version must be major, minor, patch or three numbers later than {member.version}; got "
+        f"version={wanted!r}; type scripts/release {member.folder} patch"
+    )
+
+
 def by_calendar(version: str, today: datetime.date) -> str:
-    """The meta-package's next version: `2026.11.0`, then `2026.11.1` in the same month."""
+    """Returns the meta-package's next version: `2026.11.0`, then `2026.11.1` in the same month."""
     last = Version(version)
     again = (last.major, last.minor) == (today.year, today.month)
     return f"{today.year}.{today.month}.{last.micro + 1 if again else 0}"
 
 
-def check(member: Member, version: str, tags: set[str]) -> None:
-    """Refuse what would publish a lie. Refusal names each thing to mend."""
-    dirty = git("status", "--porcelain")
-    if dirty:
+def check(member: Member, version: str) -> None:
+    """Refuses to publish a lie, and names each thing to mend."""
+    if dirty := git("status", "--porcelain"):
         raise Refusal(f"the working tree must be clean; commit or put away first:\n{dirty}")
+    tags = git("tag", "--list").split()
     if tag(member, version) in tags:
         raise Refusal(f"the tag {tag(member, version)} exists; choose a later version")
-    wrong = workspace.false_pins()
-    if wrong:
+    if wrong := workspace.false_pins():
         raise Refusal(
             "the meta-package's pins must be true; mend packages/stack/pyproject.toml, or run "
             "scripts/constraints:\n" + "\n".join(wrong)
@@ -89,35 +94,27 @@ def check(member: Member, version: str, tags: set[str]) -> None:
             f"there is nothing to release: packages/{member.folder}/changes holds no fragment; "
             "write one, ISSUE.feature.md or ISSUE.bugfix.md"
         )
-    if member.folder == workspace.META:
-        others = [m for m in workspace.members().values() if m.folder != workspace.META]
-        missing = [m for m in others if tag(m, m.version) not in tags]
-        if missing:
-            lines = [
-                f"{m.name} {m.version}: git tag {tag(m, m.version)} is missing; "
-                f"run scripts/release {m.folder}"
-                for m in missing
-            ]
-            raise Refusal("it would pin what was never released:\n" + "\n".join(lines))
+    others = [m for m in workspace.members().values() if member.folder == META != m.folder]
+    if missing := [m.folder for m in others if tag(m, m.version) not in tags]:
+        lines = "".join(f"\nscripts/release {folder}" for folder in missing)
+        raise Refusal(f"it would pin versions without a tag; release these first:{lines}")
 
 
 def move_pin(member: Member, version: str) -> None:
-    """Pin the new version in the meta-package; anything but one pin is our own mistake."""
-    file = workspace.members()[workspace.META].path / "pyproject.toml"
+    """Pins the new version in the meta-package."""
+    file = workspace.members()[META].path / "pyproject.toml"
     pin = rf'^(    "{re.escape(member.name)}(?:\[[^\]]*\])?==){re.escape(member.version)}"'
     before = file.read_text(encoding="utf-8")
-    text, count = re.subn(pin, rf'\g<1>{version}"', before, flags=re.MULTILINE)
-    assert count == 1, f"{file}: {count} lines match {pin}"
+    text = re.sub(pin, rf'\g<1>{version}"', before, flags=re.MULTILINE)
     file.write_text(text, encoding="utf-8")
 
 
 def release(member: Member, version: str) -> None:
-    """Write, commit and tag. On a failure the tree is as it was."""
+    """Writes, commits and tags. On a failure the tree is as it was."""
     try:
-        uv_version(member.path, version)
-        if member.native:
-            uv_version(member.path / "native", version)
-        if member.folder != workspace.META:
+        for folder in [member.path, *([member.path / "native"] if member.native else [])]:
+            set_version(folder, version)
+        if member.folder != META:
             move_pin(member, version)
         line = ["towncrier", "build", "--yes", "--dir", str(member.path), "--version", version]
         line += ["--name", member.name, "--config", str(workspace.ROOT / "pyproject.toml")]
@@ -135,22 +132,14 @@ def release(member: Member, version: str) -> None:
 
 
 def main() -> None:
-    """Parse the command line, check, release, and say how to publish."""
+    """Checks, releases, and says how to publish."""
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument("name", choices=sorted(workspace.members()), help="a folder of packages/")
     parser.add_argument("version", nargs="?", help="major, minor, patch or X.Y.Z; not for stack")
     options = parser.parse_args()
     member = workspace.members()[options.name]
-    if options.name == workspace.META and options.version is None:
-        version = by_calendar(member.version, datetime.date.today())
-    elif options.version is None:
-        raise Refusal(
-            f"a library's release must say how much it changes; {member.name} is at "
-            f"{member.version}; type scripts/release {options.name} patch, minor or major"
-        )
-    else:
-        version = raised(member, options.version)
-    check(member, version, set(git("tag", "--list").split()))
+    version = next_version(member, options.version)
+    check(member, version)
     release(member, version)
     print(f"{tag(member, version)} is committed and tagged here. Publish it with:")
     print(f"    git push origin HEAD {tag(member, version)}")

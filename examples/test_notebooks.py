@@ -3,17 +3,15 @@
 """Every notebook runs, leaves nothing behind, and is stored as its text says."""
 
 import base64
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import nbclient
-import nbformat
 import pytest
 
 import notebooks
+from notebooks import read, stored
 
 NAMES = notebooks.names()
 CHEAP = "damage_and_resume"  # for what is not tried on every notebook
@@ -22,14 +20,6 @@ NOTEBOOK_BYTES, PICTURE_BYTES = 400_000, 60_000
 MACHINE = re.compile(r"(?<![\w.~<])/(?:home|root|tmp|Users|opt|var|work)/|0x[0-9a-f]{6,}")
 CLOCK = re.compile(r"\d\d:\d\d:\d\d|\d(?:it|step)/s|20\d\d-\d\d-\d\d")
 ABSENT = "import sys; sys.modules[{!r}] = None\n"  # as sitecustomize.py
-
-
-def read(name):
-    return notebooks.read((notebooks.FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-
-
-def stored(name):
-    return nbformat.read(notebooks.FOLDER / f"{name}.ipynb", as_version=4)
 
 
 def outputs(notebook):
@@ -50,12 +40,17 @@ def remains(folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_files_of_a_pair_have_the_same_cells(name):
-    assert notebooks.differing(name) == ""
+    text, notebook = read(name), stored(name)
+    for cell in (*text.cells, *notebook.cells):
+        cell.pop("outputs", None)
+        cell.pop("execution_count", None)
+    assert notebook == text, f"run scripts/notebooks.py {name}"
+    assert (notebooks.FOLDER / f"{name}.py").read_text().startswith(notebooks.LICENCE)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_opens_with_a_title_and_an_install_cell_and_ends_with_what_is_next(name):
-    first, *others = [c for c in read(name).cells if "links" not in c.metadata.get("tags", [])]
+    first, *others = read(name).cells
     title, *paragraph = first.source.split("\n\n")
     assert title.startswith("# ")
     assert len(paragraph) == 1
@@ -120,61 +115,19 @@ def test_without_matplotlib_the_install_cell_says_what_is_missing(name, tmp_path
     assert "matplotlib is missing: pip install dovetail-stack matplotlib" in said
 
 
-def test_links_appear_once_the_repository_is_set():
-    address = "https://github.com/OWNER/NAME"
-    notebook = notebooks.link(read(CHEAP), CHEAP, address)
-    links = notebook.cells[1]
-    assert links.metadata["tags"] == ["links"]
-    page = f"github.com/OWNER/NAME/blob/main/examples/notebooks/{CHEAP}.ipynb)"
-    colab = page.replace("github.com", "colab.research.google.com/github")
-    assert f"](https://{colab}" in links.source
-    assert f"](https://{page}" in links.source
-    again = notebooks.link(notebooks.read(notebooks.write(notebook)), CHEAP, address)
-    assert notebooks.sources(again) == notebooks.sources(notebook)
-    plain = notebooks.link(again, CHEAP, "")
-    assert notebooks.sources(plain) == notebooks.sources(notebooks.link(read(CHEAP), CHEAP, ""))
-
-
-def test_a_repository_elsewhere_has_no_links(tmp_path):
-    for address in ("https://github.com/OWNER/NAME", "https://git.example/OWNER/NAME", ""):
-        (tmp_path / "pyproject.toml").write_text(f'[tool.dovetail]\nrepository = "{address}"\n')
-        expected = address if "github.com" in address else ""
-        assert notebooks.repository(tmp_path) == expected
-
-
-def test_jupytext_syncs_a_pair_and_keeps_outputs_and_licence(tmp_path):
-    for file in notebooks.FOLDER.glob(f"{CHEAP}.*"):
-        shutil.copy(file, tmp_path)
-    shutil.copy(notebooks.FOLDER / "jupytext.toml", tmp_path)
-    text, file = tmp_path / f"{CHEAP}.py", tmp_path / f"{CHEAP}.ipynb"
-    changed = text.read_text(encoding="utf-8").replace("# # ", "# # Changed: ", 1)
-    text.write_text(changed, encoding="utf-8")
-    now = file.stat().st_mtime + 10
-    os.utime(text, (now, now))
-    line = [sys.executable, "-m", "jupytext", "--sync", str(file)]
-    subprocess.run(line, check=True, capture_output=True)
-    assert "# Changed: " in file.read_text(encoding="utf-8")
-    assert outputs(nbformat.read(file, as_version=4)) == outputs(stored(CHEAP))
-    assert notebooks.differing(CHEAP, tmp_path)  # the licence has become a cell
-    assert notebooks.keep_outputs(CHEAP, tmp_path) == ""
-    assert notebooks.differing(CHEAP, tmp_path) == ""
-    assert text.read_text(encoding="utf-8").startswith(notebooks.LICENCE)
-    assert outputs(nbformat.read(file, as_version=4)) == outputs(stored(CHEAP))
-
-
 def test_prose_changes_and_code_must_be_executed(tmp_path):
     for file in notebooks.FOLDER.glob(f"{CHEAP}.*"):
         shutil.copy(file, tmp_path)
     text = tmp_path / f"{CHEAP}.py"
     content = text.read_text(encoding="utf-8")
     text.write_text(content.replace("# # ", "# # Changed: ", 1), encoding="utf-8")
-    assert (
-        notebooks.differing(CHEAP, tmp_path) == f"{CHEAP}.ipynb differs from {CHEAP}.py in cell 0"
-    )
-    assert notebooks.keep_outputs(CHEAP, tmp_path) == ""
-    assert notebooks.differing(CHEAP, tmp_path) == ""
+    notebooks.build(CHEAP, tmp_path, prose=True)
+    changed = stored(CHEAP, tmp_path)
+    assert changed.cells[0].source.startswith("# Changed: ")
+    assert outputs(changed) == outputs(stored(CHEAP))
     text.write_text(content.replace("import json", "import json, os", 1), encoding="utf-8")
-    assert "must be executed" in notebooks.keep_outputs(CHEAP, tmp_path)
+    with pytest.raises(SystemExit, match="must be executed"):
+        notebooks.build(CHEAP, tmp_path, prose=True)
 
 
 def test_a_progress_bar_is_a_widget(tmp_path):

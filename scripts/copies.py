@@ -13,6 +13,7 @@ with each change and would tie the versions of all. A small text that several ne
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
@@ -32,29 +33,19 @@ COPIES = {
 
 
 def copies(name: str) -> list[Path]:
-    """Where the copies of an original belong, relative to the root."""
+    """Returns the places of an original's copies, relative to the root."""
     return [Path(f"packages/{p}/src/dovetail_{p}/{name}") for p in COPIES[name]]
 
 
 def differing(root: Path = ROOT) -> list[Path]:
-    """The copies that are missing or differ from their original, relative to the root."""
-    found = []
-    for name in COPIES:
-        original = (root / SHARED / name).read_bytes()
-        found += [
-            copy
-            for copy in copies(name)
-            if not (root / copy).is_file() or (root / copy).read_bytes() != original
-        ]
-    return found
-
-
-def write(root: Path = ROOT) -> list[Path]:
-    """Writes the copies that differ; returns them."""
-    changed = differing(root)
-    for copy in changed:
-        (root / copy).write_bytes((root / SHARED / copy.name).read_bytes())
-    return changed
+    """Returns the copies that are missing or differ from their original, relative to the root."""
+    originals = {name: (root / SHARED / name).read_bytes() for name in COPIES}
+    return [
+        copy
+        for name, original in originals.items()
+        for copy in copies(name)
+        if not (root / copy).is_file() or (root / copy).read_bytes() != original
+    ]
 
 
 def main() -> int:
@@ -62,9 +53,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    for copy in differing() if check else write():
+    changed = differing(ROOT)
+    for copy in changed:
+        if not check:
+            shutil.copyfile(ROOT / SHARED / copy.name, ROOT / copy)
         print(f"{copy} {'differs from' if check else 'written from'} {SHARED / copy.name}")
-    return 1 if check and differing() else 0
+    return 1 if check and changed else 0
 
 
 if __name__ == "__main__":

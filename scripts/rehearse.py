@@ -25,10 +25,10 @@ AUTHOR = ("user.name=Rehearsal", "user.email=rehearsal@example.invalid")
 UNSIGNED = ("commit.gpgsign=false", "tag.gpgsign=false")
 
 
-def call(*line: str | Path, cwd: Path) -> None:
+def call(*line: str | Path, cwd: Path, stdout: int | None = None) -> None:
     """Runs a command that must succeed; nothing may be found beside the sources."""
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(list(map(str, line)), cwd=cwd, env=environment, check=True)
+    subprocess.run(list(map(str, line)), cwd=cwd, env=environment, stdout=stdout, check=True)
 
 
 def clone(target: Path, root: Path = workspace.ROOT) -> None:
@@ -39,11 +39,11 @@ def clone(target: Path, root: Path = workspace.ROOT) -> None:
 
 def tag(root: Path) -> None:
     """Releases each library that has fragments, then the meta-package, by the clone's script."""
-    script = root / "scripts" / "release.py"
+    release = (sys.executable, root / "scripts" / "release.py")
     for member in workspace.members(root).values():
         if member.folder != META and list((member.path / "changes").glob("*.*.md")):
-            call(sys.executable, script, member.folder, "minor", cwd=root)
-    call(sys.executable, script, META, cwd=root)
+            call(*release, member.folder, "minor", cwd=root, stdout=subprocess.DEVNULL)
+    call(*release, META, cwd=root, stdout=subprocess.DEVNULL)
 
 
 def build(root: Path) -> list[Path]:

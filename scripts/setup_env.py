@@ -18,14 +18,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import workspace
 
 VENV = workspace.ROOT / ".venv"
 STAMP = "dovetail-setup"  # inside .venv: empty while unfinished, then the digest
 NEEDED_BYTES = 2_000_000_000  # .venv and uv's cache of it, measured on Linux, with a third to spare
-FULL_BYTES = 200_000_000  # with less than this left, a failure to install is the disk's
 
 
 class SetupError(RuntimeError):
@@ -43,8 +41,13 @@ def digest(python: str) -> str:
     return found.hexdigest()
 
 
-def check_python() -> None:
-    """Refuse a Python that cannot make a virtual environment with pip in it."""
+def check() -> None:
+    """Refuse a .venv that this script did not make, a Python without venv, and a full disk."""
+    if VENV.is_dir() and any(VENV.iterdir()) and not (VENV / STAMP).exists():
+        raise SetupError(
+            f"{VENV} exists, and this script did not make it, so it will not change it. Move it "
+            "away or delete it, then run the same command again"
+        )
     missing = [m for m in ("venv", "ensurepip") if importlib.util.find_spec(m) is None]
     if missing:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -53,46 +56,24 @@ def check_python() -> None:
             f"{sys.executable} lacks. On Debian and Ubuntu: apt install python{version}-venv; "
             "elsewhere install a complete Python and name it: PYTHON=/path/to/python3.12"
         )
-
-
-def check_disk(free_bytes: int, *, needed_bytes: int, path: Path) -> None:
-    """Refuse to begin what the disk cannot hold."""
-    if free_bytes < needed_bytes:
+    free_bytes = shutil.disk_usage(workspace.ROOT).free
+    if free_bytes < NEEDED_BYTES:
         raise SetupError(
-            f"set-up needs {needed_bytes / 1e9:.1f} GB free on the disk of {path}; "
+            f"set-up needs {NEEDED_BYTES / 1e9:.1f} GB free on the disk of {workspace.ROOT}; "
             f"{free_bytes / 1e9:.1f} GB are free. Free some, or clone to a larger disk (and let "
             "UV_CACHE_DIR name a folder there), then run the same command again"
         )
 
 
-def check_owner(venv: Path) -> None:
-    """Refuse to touch an environment that this script did not make."""
-    if venv.is_dir() and any(venv.iterdir()) and not (venv / STAMP).exists():
-        raise SetupError(
-            f"{venv} exists, and this script did not make it, so it will not change it. Move it "
-            "away or delete it, then run the same command again"
-        )
-
-
-def failed(what: str, *, free_bytes: int) -> SetupError:
-    """The error for a failed download or installation, by what is left of the disk."""
-    if free_bytes < FULL_BYTES:
-        return SetupError(
-            f"{what} failed, and the disk is full: {free_bytes / 1e9:.1f} GB are free. Free "
-            f"{NEEDED_BYTES / 1e9:.1f} GB, then run the same command again"
-        )
-    return SetupError(
-        f"{what} failed; the lines above are the installer's own. If it could not reach the "
-        "package index: check the network (behind a proxy set HTTPS_PROXY), or name a mirror with "
-        "UV_DEFAULT_INDEX and PIP_INDEX_URL. Then run the same command again: what was downloaded "
-        "is kept"
-    )
-
-
 def run(what: str, *command: str) -> None:
     """Run one installer on the terminal; SetupError if it fails."""
     if subprocess.run(command, cwd=workspace.ROOT, check=False).returncode:
-        raise failed(what, free_bytes=shutil.disk_usage(workspace.ROOT).free)
+        raise SetupError(
+            f"{what} failed; the lines above are the installer's own. If it could not reach the "
+            "package index: check the network (behind a proxy set HTTPS_PROXY), or name a mirror "
+            "with UV_DEFAULT_INDEX and PIP_INDEX_URL. Then run the same command again: what was "
+            "downloaded is kept"
+        )
 
 
 def requirements() -> list[str]:
@@ -125,7 +106,6 @@ def install(python: str) -> None:
 
 def main() -> None:
     """Make .venv unless it is made."""
-    check_python()
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     with (workspace.ROOT / ".setup-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two terminals, one .venv: the second finds it made
@@ -133,9 +113,7 @@ def main() -> None:
         stamp = VENV / STAMP
         if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
             return
-        check_owner(VENV)
-        free = shutil.disk_usage(workspace.ROOT).free
-        check_disk(free, needed_bytes=NEEDED_BYTES, path=workspace.ROOT)
+        check()
         install(python)
         finished = stamp.with_suffix(".new")
         finished.write_text(wanted, encoding="utf-8")

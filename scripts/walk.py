@@ -7,13 +7,12 @@
 Trains a tiny model with the packages below ROOT (this repository) up to the call of the first
 step, and prints one JSON object:
 
-- files_imported: files of the project that were imported by then.
 - files_entered: files in which a function ran, as a reader follows the calls. A call made by the
   body of a module during its import, directly or indirectly, does not count: tables and classes
   are read by name. Equal copies of a file of scripts/shared count once.
 - entered: these files, without the copies.
 - hops: files that the stack goes through between `main` and the call of the step.
-- functions, stack: the functions on it.
+- stack: the functions on it.
 """
 
 from __future__ import annotations
@@ -54,12 +53,9 @@ def measured(self, *arguments, **options):
         if of_project(frame.f_code.co_filename):
             stack.append((frame.f_code.co_filename, frame.f_code.co_name))
         frame = frame.f_back
-    imported = {getattr(m, "__file__", None) or "" for m in list(sys.modules.values())}
-    files = {os.path.relpath(f, root) for f in imported | ran if of_project(f)}
-    ran_files = {os.path.relpath(f, root) for f in ran}
+    files = {os.path.relpath(f, root) for f in ran}
     stack = [(os.path.relpath(f, root), name) for f, name in reversed(stack)]
-    print("WALK" + json.dumps({"files": sorted(files), "ran": sorted(ran_files), "stack": stack}))
-    sys.stdout.flush()
+    print("WALK" + json.dumps({"ran": sorted(files), "stack": stack}), flush=True)
     os._exit(0)
 def patched(frame, event, argument):
     entered(frame, event, argument)
@@ -95,11 +91,9 @@ def walk(root: Path) -> dict[str, object]:
     files = [file for file, _ in found["stack"]]
     pages = [file for file, _ in itertools.groupby(files)]
     return {
-        "files_imported": len(found["files"]),
         "files_entered": len(texts),
         "entered": sorted(texts.values()),
         "hops": len(pages) - 1,
-        "functions": len(files),
         "stack": [f"{file}:{name}" for file, name in found["stack"]],
     }
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the language of the packages: docstrings, `Args:` sections, names of results.
 
-Run `python scripts/voice.py [FOLDER ...]` for a table per package and one line per finding. The
-rules stand in CONTRIBUTING.md, section Voice. Reads syntax trees; imports nothing.
+Run `python scripts/voice.py [FOLDER ...]` for one line per finding. The rules stand in CONTRIBUTING.md,
+section Voice. Reads syntax trees; imports nothing.
 """
 
 import ast
@@ -21,7 +21,6 @@ EMPTY_NAMES = {"found", "one", "part", "told", "here"}
 SECTION = re.compile(r"^(Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?:", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-KINDS = ("relative", "opener", "args", "undocumented", "absent", "result")
 
 
 def parameters(function: ast.AST) -> list[str]:
@@ -98,21 +97,17 @@ def check(file: Path) -> tuple[int, list[tuple[int, str, str]]]:
 
 def main(folders: list[str]) -> int:
     sources = [Path(f).resolve() for f in folders] or sorted(ROOT.glob("packages/*/src"))
-    print(f"{'':<12}{'words':>8}{'per 1,000':>11}" + "".join(f"{k:>14}" for k in KINDS[1:]))
-    failed, lines = False, []
+    failed = False
     for folder in sources:
         results = {file: check(file) for file in sorted(folder.rglob("*.py"))}
-        words = sum(w for w, _ in results.values())
-        counts = {k: sum(f[1] == k for _, fs in results.values() for f in fs) for k in KINDS}
-        share = 1000 * counts["relative"] / max(words, 1)
-        name = folder.parent.name if folder.name == "src" else folder.name
-        cells = "".join(f"{counts[k]:>14}" for k in KINDS[1:])
-        print(f"{name:<12}{words:>8}{share:>11.1f}{cells}")
-        kinds = [k for k in KINDS if k != "relative" or share > RELATIVE_LIMIT]
-        failed |= any(counts[k] for k in kinds)
-        shown = [(f, x) for f, (_, fs) in results.items() for x in fs if x[1] in kinds]
-        lines += [f"{f.relative_to(ROOT)}:{n}: {kind}: {text}" for f, (n, kind, text) in shown]
-    print("\n".join(lines)) if folders else None
+        findings = [(file, *entry) for file, (_, entries) in results.items() for entry in entries]
+        words = sum(count for count, _ in results.values())
+        share = 1000 * sum(kind == "relative" for _, _, kind, _ in findings) / max(words, 1)
+        print(f"{folder.relative_to(ROOT)}: {words} words, {share:.1f} of 1,000 are relative")
+        wrong = [x for x in findings if x[2] != "relative" or share > RELATIVE_LIMIT]
+        for file, line, kind, text in wrong:
+            print(f"{file.relative_to(ROOT)}:{line}: {kind}: {text}")
+        failed |= bool(wrong)
     return int(failed)
 
 

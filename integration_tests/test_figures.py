@@ -47,6 +47,9 @@ def known():
 def test_a_text_shows_the_figures_of_the_result_files(file, known):
     content = file.read_text(encoding="utf-8")
     assert figures.written(content, known) == content, "run python scripts/figures.py"
+    assert content.count("<!-- figure:") == len(figures.MARKED.findall(content))
+    # Markdown would take the whole line for HTML.
+    assert re.findall(r"^ *<!-- figure.*", content, re.MULTILINE) == []
 
 
 def test_every_figure_is_quoted(known):
@@ -54,37 +57,23 @@ def test_every_figure_is_quoted(known):
     assert known.keys() == quoted
 
 
-@pytest.mark.parametrize("file", TEXTS, ids=relative)
-def test_markers_are_whole_and_begin_no_line(file):
-    content = file.read_text(encoding="utf-8")
-    assert content.count("<!-- figure:") == len(figures.MARKED.findall(content))
-    # Markdown would take the whole line for HTML.
-    assert re.findall(r"^ *<!-- figure.*", content, re.MULTILINE) == []
-
-
 @pytest.mark.parametrize("file", READMES, ids=relative)
 def test_no_measured_figure_of_a_readme_is_typed_by_hand(file):
     lines = prose(file.read_text(encoding="utf-8"))
     bare = [GIVEN.sub("", figures.MARKED.sub("", line)) for line in lines]
     assert [line for line in bare if MEASURED.search(line)] == []
-
-
-@pytest.mark.parametrize("line", ["0.20 of jax", "in 520 MiB", "1.561", "up to 52 s", "+3 %"])
-def test_a_figure_typed_by_hand_is_found(line):
-    assert MEASURED.search(GIVEN.sub("", line))
+    assert MEASURED.search(GIVEN.sub("", "up to 52 s"))
 
 
 @pytest.mark.parametrize(
     "definition, shown",
     [
-        ({"case": "a, 1", "take": "ratio"}, "0.10"),
         ({"case": "~^a, 1$", "take": "ratio", "format": ".3f"}, "0.103"),
         ({"case": "b", "take": "ratio"}, "94"),
         ({"case": "a, 2", "take": "ratio", "inverse": True, "format": ".0f"}, "20"),
         ({"case": "a, 1", "take": "bytes", "over": "peer_bytes"}, "1.5"),
         ({"case": "b", "take": "ratio", "scale": 0.01}, "0.94"),
         ({"peer": "x", "take": "faults", "of": "sum", "format": ",.0f"}, "1,130"),
-        ({"take": "ratio", "of": "min"}, "0.050"),
         ({"case": "~a", "take": "ratio", "of": "max"}, "0.10"),
         ({"case": "b", "take": "peer"}, "y"),
     ],

@@ -114,22 +114,20 @@ class Session:
 
     def run(self, steps: dict[str, Step], *, together: int) -> None:
         """Runs steps without times, `together` at once, then the others one by one."""
-        checks = {name: step for name, step in steps.items() if not step.timed}
-        pool = concurrent.futures.ThreadPoolExecutor(together)
-        try:
-            jobs = [pool.submit(self._one, *item, alone=together == 1) for item in checks.items()]
-            for job in jobs:
-                job.result()
-        except KeyboardInterrupt:
-            self._interrupted = True
-            for process in list(self._running):
-                _kill(process)
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-        for name, step in steps.items():
-            if step.timed:
-                self._one(name, step, alone=True)
+        for timed, count in ((False, together), (True, 1)):
+            wanted = [(name, step) for name, step in steps.items() if step.timed == timed]
+            pool = concurrent.futures.ThreadPoolExecutor(count)
+            try:
+                jobs = [pool.submit(self._one, *item, alone=count == 1) for item in wanted]
+                for job in jobs:
+                    job.result()
+            except KeyboardInterrupt:
+                self._interrupted = True
+                for process in list(self._running):
+                    _kill(process)
+                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _one(self, name: str, step: Step, *, alone: bool) -> None:
         left_s = self._deadline - time.monotonic()
@@ -179,9 +177,9 @@ class Session:
                 for text in process.stdout:
                     _pass_on(text, entry)
                 process.wait()
-            finally:  # also when the session is interrupted
+            finally:
                 timer.cancel()
-                _kill(process)
+                _kill(process)  # and what it has started
                 self._running.discard(process)
         elapsed_s = time.monotonic() - begin
         slow = process.returncode != 0 and elapsed_s >= own_s

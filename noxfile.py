@@ -315,7 +315,6 @@ def docs(session: nox.Session) -> None:
     keep_compiled(session)
     build = ("sphinx-build", "-W", "--keep-going", "-d", "docs/_build/doctrees")
     session.run(*build, "-b", "html", "docs", "docs/_build/html")
-    session.run("python", "scripts/links.py", "docs/_build/html")
     if os.environ.get("DOCS_ONLINE"):
         session.run(*build, "-b", "linkcheck", "docs", "docs/_build/links")
 

@@ -78,7 +78,7 @@ html_theme = "furo"
 html_title = "Dovetail"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-# Of `sphinx-build -b linkcheck`. The session `docs` checks the links within the site itself.
+# Of `sphinx-build -b linkcheck`, for links to other sites. myst warns of those within the site.
 linkcheck_ignore = [] if os.environ.get("DOCS_ONLINE") else [r"https?://"]
 
 myst_enable_extensions = ["colon_fence"]

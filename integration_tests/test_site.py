@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import dovetail_stack.cli
-import links
 import workspace
 
 sys.path.append(str(workspace.ROOT / "docs"))
@@ -219,15 +218,3 @@ def test_links_of_notebooks_lead_to_pages_of_the_site():
     readmes = "[a](../../README.md) [b](../packages/optim) [c](https://example.org/docs/)"
     expected = "[a](../../index.md) [b](../packages/optim.md) [c](https://example.org/docs/)"
     assert gallery.site_links(readmes) == expected
-
-
-@pytest.mark.once
-def test_broken_links_are_named(tmp_path):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "a.html").write_text(
-        '<a id="top"></a><a href="sub/b.html#x">1</a><a href="#top">2</a><a href="#gone">3</a>'
-        '<img src="sub/none.png"><a href="https://example.org/q#r">4</a>'
-    )
-    (tmp_path / "sub/b.html").write_text('<h1 id="x"></h1><a href="../a.html#y">5</a>')
-    expected = ["a.html: #gone", "a.html: sub/none.png", "sub/b.html: ../a.html#y"]
-    assert links.broken(tmp_path) == expected

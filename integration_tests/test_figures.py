@@ -98,7 +98,7 @@ def test_a_figure_of_two_files_and_an_unknown_marker_are_refused(tmp_path):
     assert figures.figures(table) == {"a": "2.5"}
     marked = "so <!-- figure: a -->9<!-- --> it is"
     assert figures.written(marked, {"a": "2.5"}) == "so <!-- figure: a -->2.5<!-- --> it is"
-    with pytest.raises(ValueError, match="got a; define it there"):
+    with pytest.raises(KeyError, match="a"):
         figures.written(marked, {})
     table.write_text(table.read_text() + '["two.jsonl"]\nfigures.a = { take = "x" }\n')
     with pytest.raises(ValueError, match="one definition; got a twice; rename one"):

@@ -92,12 +92,12 @@ class Command:
 
 def marked(mark: str) -> dict[int, list[str]]:
     """Returns the command lines of the processes whose environment has `mark`, "NAME=VALUE"."""
-    return {pid: words for pid, words in _processes().items() if mark in _environment(pid)}
+    return {pid: words for pid, words in _processes() if mark in _read(pid, "environ").split("\0")}
 
 
 def children(parent: int) -> dict[int, list[str]]:
     """Returns the command lines of the children of a process by their process ids."""
-    return {pid: words for pid, words in _processes().items() if _parent(pid) == parent}
+    return {pid: words for pid, words in _processes() if _parent(pid) == str(parent)}
 
 
 def rank_on(daemon: int) -> int:
@@ -125,22 +125,17 @@ def started(run: Path) -> list[tuple[int, int]]:
     return [(event["generation"], event["devices"]["count"]) for event in starts]
 
 
-def _processes() -> dict[int, list[str]]:
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                found[int(entry.name)] = (entry / "cmdline").read_text().split("\0")
-    return {pid: words for pid, words in found.items() if words != [""]}
+def _processes() -> list[tuple[int, list[str]]]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [(pid, line.split("\0")) for pid in pids if (line := _read(pid, "cmdline"))]
 
 
-def _environment(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-        return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-    return []
-
-
-def _parent(pid: int) -> int | None:
+def _read(pid: int, name: str) -> str:
+    """A file of a process; "" if it has ended meanwhile, or belongs to another user."""
     with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    return ""
+
+
+def _parent(pid: int) -> str:
+    return "".join(_read(pid, "stat").rpartition(")")[2].split()[1:2])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -28,56 +29,45 @@ _ENVIRONMENTS = {
 }
 
 
-def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> list[str]:
-    """The `uv pip compile` that resolves one Python's set into `output`."""
+def command(python: str, *inputs: Path) -> list[str]:
+    """The `uv pip compile` that resolves one Python's set from the members and `inputs`."""
     everyone = workspace.members().values()
-    inputs = [str(m.path / "pyproject.toml") for m in everyone]
     extras = {extra for m in everyone for extra in m.development_extras}
     extras |= {"tpu-plan"}  # what `nox -s absent` installs
     groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
     own = ("dev", "docs", "notebooks", "release")
     groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in own]
-    line = ["uv", "pip", "compile", *inputs, str(torch_free), "--universal"]
-    line += ["--no-header", "--no-annotate", "--python-version", python, "--quiet"]
+    line = ["uv", "pip", "compile", *(str(m.path / "pyproject.toml") for m in everyone)]
+    line += [*map(str, inputs), "--universal", "--no-header", "--no-annotate", "--quiet"]
     line += [part for extra in sorted(extras) for part in ("--extra", extra)]
     line += [part for group in groups for part in ("--group", group)]
     line += [part for m in everyone for part in ("--no-emit-package", m.name)]
-    return [*line, "--output-file", str(output), *(["--upgrade"] if upgrade else [])]
+    return [*line, "--python-version", python]
 
 
-def parity_without_torch() -> list[str]:
-    """The requirements of the members' `parity` groups, less torch."""
-    groups = [m.groups.get("parity", ()) for m in workspace.members().values()]
-    return sorted({r for group in groups for r in group if workspace.parse(r).name != "torch"})
-
-
-def plain(text: str) -> str:
-    """The lines without the markers that the file's name, and its purpose, already say."""
-    for known in ("python_full_version < '3.12'", "sys_platform != 'emscripten'"):
-        text = text.replace(f"{known} and ", "").replace(f" and {known}", "")
-        text = text.replace(f" ; {known}", "")
-    return text
-
-
-def resolve(python: str, *, upgrade: bool) -> None:
+def resolve(python: str, *options: str) -> None:
     """Write constraints/pyXYZ.txt for one Python."""
+    everyone = workspace.members().values()
     target = workspace.constraints_file(python)
+    parity = {r for m in everyone for r in m.groups.get("parity", ())}
+    left_out = json.dumps(["torch", *(m.native for m in everyone if m.native)])
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
-        native = [m.native for m in workspace.members().values() if m.native]
-        left_out = json.dumps(["torch", *native])
-        settings = (
-            f'environments = ["{_ENVIRONMENTS[python]}"]\nexclude-dependencies = {left_out}\n'
-        )
-        (project / "pyproject.toml").write_text("[tool.uv]\n" + settings, encoding="utf-8")
-        parity = project / "parity.in"
-        parity.write_text("\n".join(parity_without_torch()) + "\n", encoding="utf-8")
+        settings = f'environments = ["{_ENVIRONMENTS[python]}"]\nexclude-dependencies = {left_out}'
+        (project / "pyproject.toml").write_text(f"[tool.uv]\n{settings}\n", encoding="utf-8")
+        needed = project / "parity.in"
+        torch_free = sorted(r for r in parity if workspace.parse(r).name != "torch")
+        needed.write_text("\n".join(torch_free) + "\n", encoding="utf-8")
         output = project / target.name
-        if target.exists():
-            output.write_text(target.read_text(encoding="utf-8"), encoding="utf-8")
-        line = command(python, parity, output, upgrade=upgrade)
+        shutil.copy(target, output)  # what is written stays as long as it satisfies
+        line = [*command(python, needed), *options, "--output-file", str(output)]
         subprocess.run(line, cwd=project, check=True)
-        target.write_text(plain(output.read_text(encoding="utf-8")), encoding="utf-8")
+        text = output.read_text(encoding="utf-8")
+    # Without the markers that the file's name, and its purpose, already say.
+    for known in ("python_full_version < '3.12'", "sys_platform != 'emscripten'"):
+        for marker in (f"{known} and ", f" and {known}", f" ; {known}"):
+            text = text.replace(marker, "")
+    target.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -86,7 +76,7 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     upgrade = parser.parse_args().upgrade
     for python in workspace.PYTHONS:
-        resolve(python, upgrade=upgrade)
+        resolve(python, *["--upgrade"] * upgrade)
         count = len(workspace.constraints(python))
         print(f"{workspace.constraints_file(python).name}: {count} versions")
 

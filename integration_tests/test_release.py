@@ -112,13 +112,10 @@ def test_refuses_when_the_pins_would_lie(repository):
     assert_refused(repository, done, f"dovetail-train is 7.7.7, but stack pins =={now}", "mend")
 
 
-def test_refuses_a_dirty_tree(repository):
-    (repository / "note.txt").touch()
-    assert_refused(repository, run(repository, "data", "patch"), "must be clean", "note.txt")
-
-
-def test_refuses_without_a_fragment(repository):
+def test_refuses_a_dirty_tree_and_a_release_without_a_fragment(repository):
     (repository / "packages/data/changes/2.feature.md").unlink()
+    done = run(repository, "data", "patch")
+    assert_refused(repository, done, "must be clean", "2.feature.md")
     amend(repository)
     done = run(repository, "data", "patch")
     assert_refused(repository, done, "nothing to release", "packages/data/changes", "write one")

@@ -114,15 +114,14 @@ def test_somebody_elses_environment_is_left_alone(frame, offline):
     assert list(mine.parent.iterdir()) == [mine]
 
 
-def test_index_that_refuses(frame, offline, monkeypatch):
+def test_an_index_that_refuses_is_said_with_what_to_do(frame, offline, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     done = set_up(frame, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
     assert done.returncode == 1
-    for word in ("installing uv failed", "package index", "PIP_INDEX_URL", "again"):
-        assert word in done.stderr
+    assert "installing uv failed" in done.stderr
+    assert "PIP_INDEX_URL" in done.stderr
     assert (frame / ".venv" / setup_env.STAMP).read_text() == ""
-    assert not offline.exists()
 
 
 def fake_path(folder: Path, **commands: str) -> str:

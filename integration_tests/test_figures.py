@@ -69,12 +69,10 @@ def test_no_measured_figure_of_a_readme_is_typed_by_hand(file):
     "definition, shown",
     [
         ({"case": "~^a, 1$", "take": "ratio", "format": ".3f"}, "0.103"),
-        ({"case": "b", "take": "ratio"}, "94"),
         ({"case": "a, 2", "take": "ratio", "inverse": True, "format": ".0f"}, "20"),
         ({"case": "a, 1", "take": "bytes", "over": "peer_bytes"}, "1.5"),
         ({"case": "b", "take": "ratio", "scale": 0.01}, "0.94"),
         ({"peer": "x", "take": "faults", "of": "sum", "format": ",.0f"}, "1,130"),
-        ({"case": "~a", "take": "ratio", "of": "max"}, "0.10"),
         ({"case": "b", "take": "peer"}, "y"),
     ],
 )
@@ -84,8 +82,7 @@ def test_a_definition_selects_a_line_and_prints_its_field(definition, shown):
 
 @pytest.mark.parametrize("case, number", [("~a", 2), ("c", 0)])
 def test_a_definition_that_selects_no_line_or_several_is_refused(case, number):
-    message = f"name must select one line; got {number} for .* mend its keys in scripts/figures"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"name must select one line; got {number} for"):
         figures.text("name", {"case": case, "take": "ratio"}, LINES)
 
 

@@ -98,15 +98,7 @@ def test_the_line_holds_every_field_and_the_numbers_that_one_computes_by_hand(re
 def test_one_value_without_a_peer_has_no_spread_and_no_ratio(reported):
     line = reported(measure.report, "bytes", metric="bytes", unit="bytes", values=[13_200_401])
     assert (line["value"], line["spread"], line["repeats"]) == (13_200_401, 0.0, 1)
-    absent = ("compile_s", "peer", "peer_version", "peer_value", "ratio", "noise")
-    assert [line[name] for name in absent] == [None] * 6
-
-
-def test_imports_are_timed_in_fresh_interpreters(reported):
-    line = reported(measure.imports, "json, asyncio", "json", peer="numpy")
-    assert (line["case"], line["metric"], line["repeats"]) == ("import json, asyncio", "cpu_s", 7)
-    assert line["ratio"] > 2  # it was 5
-    assert line["peer_version"] == np.__version__
+    assert {line[name] for name in ("compile_s", "peer", "peer_value", "ratio", "noise")} == {None}
 
 
 def test_results_on_record_do_not_make_a_commit_dirty_but_all_else_does(

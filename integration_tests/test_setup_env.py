@@ -62,7 +62,7 @@ def set_up(root: Path, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.once
-def test_killed_half_way_then_again_then_at_once(frame, offline):
+def test_killed_then_failed_then_made_then_at_once(frame, offline, monkeypatch):
     killed = set_up(frame, UV_DOES="kill")
     assert killed.returncode == -signal.SIGKILL
     stamp = frame / ".venv" / "dovetail-setup"
@@ -71,6 +71,12 @@ def test_killed_half_way_then_again_then_at_once(frame, offline):
     debris.touch()
     (frame / ".venv.old" / "lib").mkdir(parents=True)  # killed while it deleted, too
 
+    monkeypatch.setenv("PIP_CONSTRAINT", "nowhere")
+    failed = set_up(frame)
+    assert failed.returncode == 1
+    assert "installing uv failed" in failed.stderr
+    assert stamp.read_text() == ""
+    monkeypatch.delenv("PIP_CONSTRAINT")
     again = set_up(frame)
     assert again.returncode == 0, again.stderr
     assert len(stamp.read_text()) == 64
@@ -114,16 +120,6 @@ def test_somebody_elses_environment_is_left_alone(frame, offline):
     assert list(mine.parent.iterdir()) == [mine]
 
 
-def test_an_index_that_refuses_is_said_with_what_to_do(frame, offline, monkeypatch):
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    done = set_up(frame, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
-    assert done.returncode == 1
-    assert "installing uv failed" in done.stderr
-    assert "PIP_INDEX_URL" in done.stderr
-    assert (frame / ".venv" / setup_env.STAMP).read_text() == ""
-
-
 def fake_path(folder: Path, **commands: str) -> str:
     """A PATH that holds `dirname` and these commands alone, each a shell script."""
     folder.mkdir()
@@ -137,14 +133,6 @@ def fake_path(folder: Path, **commands: str) -> str:
 OLD = 'case "$2" in *print*) echo 3.8.18;; *) exit 1;; esac'
 
 
-def test_no_fitting_python(frame, tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHON", raising=False)
-    done = set_up(frame, PATH=fake_path(tmp_path / "bin", python3=OLD))
-    assert done.returncode == 1
-    for word in ("needs Python 3.11 or later", "version=3.8.18", "apt install", "PYTHON="):
-        assert word in done.stderr
-
-
 def test_a_fitting_python_is_found_behind_a_broken_launcher(frame, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHON", raising=False)
     (frame / ".venv" / "foreign").mkdir(parents=True)  # set-up begins, and stops before it installs
@@ -154,7 +142,9 @@ def test_a_fitting_python_is_found_behind_a_broken_launcher(frame, tmp_path, mon
     done = set_up(frame, PATH=path)
     assert "this script did not make it" in done.stderr
     asked = set_up(frame, PATH=path, PYTHON="python3")
-    assert (asked.returncode, "python3 is version=3.8.18" in asked.stderr) == (1, True)
+    assert asked.returncode == 1
+    for word in ("Python 3.11 or later", "python3 is version=3.8.18", "apt install", "PYTHON="):
+        assert word in asked.stderr
 
 
 def test_a_python_without_ensurepip_and_a_full_disk_are_refused(monkeypatch, tmp_path):

@@ -34,7 +34,5 @@ def test_a_copy_that_differs_or_is_gone_is_found_and_repaired(tmp_path, monkeypa
     (tmp_path / gone).unlink()
     assert copies.differing(tmp_path) == [changed, gone]
     monkeypatch.setattr(copies, "ROOT", tmp_path)
-    for option, code, left in (["--check"], 1, [changed, gone]), ([], 0, []):
-        monkeypatch.setattr("sys.argv", ["copies.py", *option])
-        assert copies.main() == code
-        assert copies.differing(tmp_path) == left
+    copies.main()
+    assert copies.differing(tmp_path) == []

@@ -24,8 +24,7 @@ def test_pre_commit_runs_the_tested_ruff_and_scripts_that_exist():
     assert [h["id"] for h in ruff["hooks"]] == ["ruff-check", "ruff-format"]
     (local,) = [r for r in repos if r["repo"] == "local"]
     for hook in local["hooks"]:
-        script, option = re.fullmatch(r"python3 (\S+) (--\w+)", hook["entry"]).groups()
-        assert f'"{option}"' in (ROOT / script).read_text()
+        assert (ROOT / hook["entry"].removeprefix("python3 ")).is_file()
 
 
 def test_dependabot_reads_folders_that_exist():

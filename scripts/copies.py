@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the files that several packages share equal to their originals in scripts/shared.
 
-    python scripts/copies.py            # writes every copy anew
-    python scripts/copies.py --check    # says which copies differ; exit code 1 if any does
+    python scripts/copies.py            # writes the copies that differ
 
 No package imports another, and there is no package of common code: it would have to be released
 with each change and would tie the versions of all. A small text that several need is copied, and
@@ -12,9 +11,7 @@ with each change and would tie the versions of all. A small text that several ne
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,18 +45,12 @@ def differing(root: Path = ROOT) -> list[Path]:
     ]
 
 
-def main() -> int:
-    """Writes or checks the copies, and names those that differed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
-    changed = differing(ROOT)
-    for copy in changed:
-        if not check:
-            shutil.copyfile(ROOT / SHARED / copy.name, ROOT / copy)
-        print(f"{copy} {'differs from' if check else 'written from'} {SHARED / copy.name}")
-    return 1 if check and changed else 0
+def main() -> None:
+    """Writes the copies that differ, and names them."""
+    for copy in differing(ROOT):
+        shutil.copyfile(ROOT / SHARED / copy.name, ROOT / copy)
+        print(f"{copy} written from {SHARED / copy.name}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the lines of metadata that all packages share, and those with the repository's address.
 
-    python scripts/metadata.py            # writes them anew
-    python scripts/metadata.py --check    # names the files that differ; exit code 1 if any does
+    python scripts/metadata.py            # writes the files that differ
 
 The address is `repository` under `[tool.dovetail]` in the root pyproject.toml. While it is empty,
 the packages have no URLs, and READMEs on an index page have no links to files.
@@ -11,8 +10,6 @@ the packages have no URLs, and READMEs on an index page have no links to files.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tomllib
 from pathlib import Path
 
@@ -104,18 +101,12 @@ def differing(root: Path = workspace.ROOT) -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    """Writes or checks the files, and names those that differed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
-    changed = differing()
-    for file, text in changed.items():
-        if not check:
-            file.write_text(text, encoding="utf-8")
-        print(f"{file.relative_to(workspace.ROOT)} {'differs' if check else 'written'}")
-    return 1 if check and changed else 0
+def main() -> None:
+    """Writes the files that differ, and names them."""
+    for file, text in differing().items():
+        file.write_text(text, encoding="utf-8")
+        print(f"{file.relative_to(workspace.ROOT)} written")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -28,6 +28,8 @@ import resuming
 import schedules
 import versions
 
+import features
+
 # Each writes pages or tables from the code and from committed results, at every build.
 GENERATORS = (
     api,
@@ -35,6 +37,7 @@ GENERATORS = (
     convergence,
     devices,
     families,
+    features,
     gallery,
     infer_parameters,
     install,

@@ -40,7 +40,7 @@ class Step:
         needs: Modules to import beside the package itself.
         full: Keywords of the function on an accelerator.
         tiny: Keywords on a CPU, or with --tiny.
-        proves: Capabilities of the package that a full run proves, as docs/features.md names them.
+        proves: Capabilities that a full run proves, as the markers of the package name them.
         timed: Whether its figures are times. Steps that are not may run beside each other.
     """
 

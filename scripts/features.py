@@ -1,138 +1,114 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""docs/features.md: each capability, with the tests that passed on each kind of device.
+"""The tables of docs/capabilities.md: each capability, with a test that proves it.
 
-A test declares its row and column with the marker `capability("name", on="cpu")`; "cuda" and "tpu"
-stand for lowering only. A cell counts the tests that carry the marker today and passed in a run on
-record (scripts/suite_results.py). The column of GPUs is filled by sessions of scripts/accelerator
-on record, for the rows that a step lists as `proves`.
+A test declares its row with the marker `capability("name", on="cpu")`; "cuda" and "tpu" stand for
+lowering only. A GPU is named where a session on record ran a step that lists the row as `proves`.
 """
-
-from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import accelerator_step
-import suite_results
 import workspace
 
-PAGE = workspace.ROOT / "docs" / "features.md"
-SESSIONS = workspace.ROOT / "docs" / "results"  # accelerator*.json, written with --state
-COLUMNS = {"cpu": "tested on CPU", "cuda": "lowered for CUDA", "tpu": "lowered for TPU"}
-NOT_RUN = "not run"
+TABLES = workspace.ROOT / "docs" / "generated" / "capabilities.txt"  # git ignores it
+TOGETHER = "integration_tests"  # in place of a package
+COLUMNS = {"cpu": "", "cuda": "lowered for CUDA", "tpu": "lowered for TPU"}
+LATE = {f"pytest.mark.{name}" for name in ("thorough", "slow", "parity", "tpu", "triton")}
 
-Marks = dict[str, dict[str, set[str]]]  # columns by package and capability
-
-INTRODUCTION = """# Features
-
-Each row is a capability, each number a count of tests that passed with the pinned versions, the
-lowest or the newest. Lowered means: JAX compiled the program for that device as far as it can
-without the device. A GPU counts only if a session of `scripts/accelerator` ran the capability
-there. Nothing is filled in by hand: the markers of the tests name rows and columns, and
-`python scripts/tables.py` writes this page from results on record.
-"""
+Key = tuple[str, str]  # package and capability
+Marker = tuple[str, tuple[str, ...], str, bool]  # capability, columns, test, whether it is fast
 
 
-def marks(root: Path = workspace.ROOT) -> Marks:
-    """The markers in the sources of all tests, {package: {capability: {"cpu", "cuda"}}}."""
-    found: Marks = {}
-    for folder in [*sorted(root.glob("packages/*/tests")), root / suite_results.TOGETHER]:
-        package = folder.name if folder.parent == root else folder.parent.name
+def declared(source: str) -> Iterator[Marker]:
+    """The markers of each test of a file, those of the whole file included.
+
+    Raises:
+        ValueError: A marker is on no test, holds no literal name, or names an unknown column.
+    """
+    body = ast.parse(source).body
+    values = {ast.unparse(n.targets[0]): n for n in body if isinstance(n, ast.Assign)}
+    names = {id(node): name for name, node in values.items()}
+    shared = [values["pytestmark"].value] if "pytestmark" in values else []
+    marks = [mark for value in shared for mark in getattr(value, "elts", [value])]
+    for node in body:
+        test, own = getattr(node, "name", names.get(id(node), "")), _calls(node)
+        if test.startswith(("test", "Test")):
+            above = [*marks, *getattr(node, "decorator_list", [])]
+            fast = not LATE & {ast.unparse(mark).partition("(")[0] for mark in above}
+            for call in [*(c for mark in marks for c in _calls(mark)), *own]:
+                yield *_read(call), test, fast
+        elif own and test != "pytestmark":
+            raise ValueError(
+                f"a marker must be on a test or be pytestmark; got {ast.unparse(node)}"
+            )
+
+
+def _calls(node: ast.AST) -> list[ast.Call]:
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    return [n for n in calls if ast.unparse(n.func) == "pytest.mark.capability"]
+
+
+def _read(call: ast.Call) -> tuple[str, tuple[str, ...]]:
+    try:
+        (name,) = map(ast.literal_eval, call.args)
+        on = {k.arg: ast.literal_eval(k.value) for k in call.keywords}.get("on", "cpu")
+        columns = (on,) if isinstance(on, str) else tuple(on)
+    except (TypeError, ValueError):
+        name, columns = None, ()
+    if not isinstance(name, str) or not columns or not set(columns) <= COLUMNS.keys():
+        raise ValueError(
+            f"a marker must hold a literal name and columns of {', '.join(COLUMNS)}; got "
+            f"{ast.unparse(call)}; write pytest.mark.capability('name', on='cuda')"
+        )
+    return name, columns
+
+
+def markers(root: Path = workspace.ROOT) -> dict[Key, list[Marker]]:
+    """The markers in the sources of all tests, with the paths of the tests."""
+    found: dict[Key, list[Marker]] = {}
+    for folder in [*sorted(root.glob("packages/*/tests")), root / TOGETHER]:
+        package = TOGETHER if folder.name == TOGETHER else folder.parent.name
         for file in sorted(folder.rglob("test_*.py")):
-            for name, columns in declared(file.read_text(encoding="utf-8")):
-                found.setdefault(package, {}).setdefault(name, set()).update(columns)
+            for name, columns, test, fast in declared(file.read_text(encoding="utf-8")):
+                path = f"{file.relative_to(root).as_posix()}::{test}"
+                found.setdefault((package, name), []).append((name, columns, path, fast))
     return found
 
 
-def declared(source: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The capabilities and columns of each marker in a test file.
-
-    Raises:
-        ValueError: A name or column is no literal, or a column is unknown.
-    """
-    result = []
-    for node in ast.walk(ast.parse(source)):
-        named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if not named or ast.unparse(node.func) != "pytest.mark.capability":
-            continue
-        try:
-            (name,) = (ast.literal_eval(argument) for argument in node.args)
-            options = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
-        except ValueError:
-            name, options = None, {}
-        columns = suite_results.as_columns(options.get("on", "cpu"))
-        if not isinstance(name, str) or not columns or not set(columns) <= COLUMNS.keys():
-            raise ValueError(
-                f"a marker must hold a literal name and columns of {', '.join(COLUMNS)}; got "
-                f"{ast.unparse(node)}; write pytest.mark.capability('name', on='cuda')"
-            )
-        result.append((name, columns))
-    return result
+def devices(root: Path, steps: Mapping[str, accelerator_step.Step]) -> dict[Key, set[str]]:
+    """The devices that ran a capability's `steps` with full shapes, in the sessions on record."""
+    found: dict[Key, set[str]] = {}
+    for file in sorted(root.glob("docs/results/accelerator*.json")):
+        session = json.loads(file.read_text(encoding="utf-8"))
+        ended = session["steps"] if session["platform"] != "cpu" and not session["tiny"] else {}
+        for step, entry in ended.items():
+            if step in steps and entry["outcome"] == "done" and not entry["failed"]:
+                for name in steps[step].proves:
+                    found.setdefault((step.split(".")[0], name), set()).add(session["device"])
+    return found
 
 
-def sessions(folder: Path = SESSIONS) -> list[dict[str, Any]]:
-    """The accelerator sessions on record with full shapes."""
-    files = sorted(folder.glob("accelerator*.json"))
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [state for state in found if state["platform"] != "cpu" and not state["tiny"]]
-
-
-def ran_on(proofs: dict[str, tuple[str, ...]], states: Iterable[dict[str, Any]]) -> dict:
-    """The devices that ran each (package, capability), {("kernels", "sampling"): {"H100"}}.
-
-    Args:
-        proofs: The capabilities that each step proves, by "package.step".
-        states: Sessions, as `sessions` returns them.
-    """
-    devices: dict[tuple[str, str], set[str]] = {}
-    for state in states:
-        for step, entry in state["steps"].items():
-            if entry["outcome"] == "done" and not entry["failed"]:
-                for name in proofs.get(step, ()):
-                    devices.setdefault((step.split(".")[0], name), set()).add(state["device"])
-    return devices
-
-
-def page(
-    found: Marks,
-    lines: Sequence[suite_results.Line],
-    devices: dict[tuple[str, str], set[str]],
-) -> str:
-    """The page, from the markers, the results on record and the devices of `ran_on`."""
-    text = INTRODUCTION
-    head = f"| capability | {' | '.join(COLUMNS.values())} | run on a GPU |\n" + "|---" * 5 + "|\n"
-    for package, rows in found.items():
-        text += f"\n## {suite_results.title(package)}\n\n{head}"
-        for name, columns in rows.items():
-            cells = [_cell(package, name, c, lines) if c in columns else "" for c in COLUMNS]
-            ran = ", ".join(sorted(devices.get((package, name), ())))
-            text += f"| {name} | {' | '.join(cells)} | {ran or 'not yet run'} |\n"
+def tables(found: Mapping[Key, list[Marker]], ran_on: Mapping[Key, set[str]]) -> str:
+    """A table per package. A fast test that runs on a CPU stands for a row before others."""
+    text, last = "", ""
+    for (package, name), rows in found.items():
+        if package != last:
+            title = "Several packages together" if package == TOGETHER else f"dovetail-{package}"
+            text += f"\n## {title}\n\n| capability | proved by |\n|---|---|\n"
+            last = package
+        *_, test, _ = min(rows, key=lambda row: (not row[3], "cpu" not in row[1]))
+        lowered = {COLUMNS[column] for row in rows for column in row[1]} - {""}
+        gpus = [f"run on {device}" for device in sorted(ran_on.get((package, name), ()))]
+        text += f"| {name} | {', '.join([f'`{test}`', *sorted(lowered), *gpus])} |\n"
     return text
 
 
-def _cell(package: str, name: str, column: str, lines: Sequence[suite_results.Line]) -> str:
-    """The outcome of the runs that passed or failed most tests with this marker."""
-    counts = [
-        line["capabilities"][name][column]
-        for line in lines
-        if line["package"] == package and column in line["capabilities"].get(name, {})
-    ]
-    failed = max((count["failed"] for count in counts), default=0)
-    if failed:
-        return f"**{failed} failed**"
-    passed = max((count["passed"] for count in counts), default=0)
-    return str(passed) if passed else ("skipped" if counts else NOT_RUN)
-
-
-def proofs() -> dict[str, tuple[str, ...]]:
-    """The capabilities that each step of the accelerator session proves."""
-    return {name: step.proves for name, step in accelerator_step.catalog().items()}
-
-
-def current() -> str:
-    """The page as it must be now."""
-    return page(marks(), suite_results.read(), ran_on(proofs(), sessions()))
+def write() -> None:
+    """Writes the tables, whenever the documentation is built."""
+    TABLES.parent.mkdir(parents=True, exist_ok=True)
+    ran_on = devices(workspace.ROOT, accelerator_step.catalog())
+    TABLES.write_text(tables(markers(), ran_on), encoding="utf-8")

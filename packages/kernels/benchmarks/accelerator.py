@@ -4,7 +4,7 @@
 
 from accelerator_step import Step
 
-# Rows of docs/features.md.
+# Rows of docs/capabilities.md.
 _PROVES = {
     "attention cudnn": "attention by cuDNN",
     "attention blocked": "attention, forward and backward",

@@ -13,7 +13,6 @@ import pytest
 
 import compilation_cache
 import suite_plugins
-import suite_results
 import suite_sample
 
 ROOT = Path(__file__).resolve().parent
@@ -46,11 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = _VARIABLES.get("JAX_COMPILATION_CACHE_DIR")
     config.pluginmanager.register(suite_plugins.CacheHealth(folder, _REASON))
     config.pluginmanager.register(suite_plugins.CostRecord(ROOT))
-    # Both taken out, so that a pytest that a test starts runs all, and records nothing.
+    # Taken out, so that a pytest that a test starts runs all.
     if os.environ.pop(suite_sample.VARIABLE, None) == suite_sample.SAMPLE:
         config.pluginmanager.register(suite_plugins.CaseSample(), suite_sample.SAMPLE)
-    if which := os.environ.pop(suite_results.VARIABLE, None):
-        config.pluginmanager.register(suite_plugins.ResultRecord(ROOT, which))
 
 
 def refuse_to_mix_suites(config: pytest.Config) -> None:

@@ -26,8 +26,8 @@ sys.path.append(str(ROOT / "scripts"))
 
 import artifacts  # noqa: E402
 import import_programs  # noqa: E402
-import suite_results  # noqa: E402
 import suite_sample  # noqa: E402
+import suite_times  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
 
@@ -116,9 +116,8 @@ def keep_compiled(session: nox.Session) -> None:
         session.env.update(json.loads(str(settings)))
 
 
-def run_suite(session: nox.Session, package: str, which: str) -> None:
-    """Run a package's suite; a whole run leaves its result in build/results/."""
-    session.env[suite_results.VARIABLE] = which
+def run_suite(session: nox.Session, package: str) -> None:
+    """Run a package's suite; on the second Python a sample, if the environment asks for it."""
     if session.python != workspace.PYTHONS[0]:
         session.env[suite_sample.VARIABLE] = CASES
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
@@ -131,7 +130,7 @@ def tests(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen)
     assert_alone(session, *chosen)
-    run_suite(session, package, "pinned")
+    run_suite(session, package)
 
 
 @nox.session(python=[*workspace.PYTHONS, *workspace.NEWER])
@@ -141,7 +140,7 @@ def newest(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen, options=("--upgrade",))
     assert_alone(session, *chosen)
-    run_suite(session, package, "newest")
+    run_suite(session, package)
 
 
 @nox.session(python="3.11")
@@ -197,7 +196,7 @@ def floor(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen, options=("--resolution", "lowest-direct"))
     assert_alone(session, *chosen)
-    run_suite(session, package, "floor")
+    run_suite(session, package)
 
 
 @nox.session(python=workspace.PYTHONS)
@@ -205,15 +204,13 @@ def integration(session: nox.Session) -> None:
     """What siblings do together, and the house itself."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     again = session.python != workspace.PYTHONS[0]
-    marks = ("-m", f"{suite_results.ALL} and not once") if again else ()
+    marks = ("-m", f"{suite_times.ALL} and not once") if again else ()
     session.env[suite_sample.VARIABLE] = CASES if again else ""
-    session.env[suite_results.VARIABLE] = "pinned"
     session.run("pytest", "integration_tests", *marks, *session.posargs)
 
 
 def run_marked(session: nox.Session, mark: str, suites: list[str]) -> None:
     """The tests with one mark, suite by suite; a suite may have none."""
-    session.env[suite_results.VARIABLE] = "pinned"
     for suite in suites:
         session.run("pytest", "-m", mark, suite, *session.posargs, success_codes=[0, 5])
 

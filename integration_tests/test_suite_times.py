@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import suite_results
 import suite_times
 import workspace
 from suite_times import Cost
@@ -109,10 +108,10 @@ def test_a_failed_or_partial_run_leaves_the_record_as_it_was(plain):
 
 
 def test_without_the_tests_that_run_once_a_suite_is_still_whole(plain):
-    _, marks = suite_results.WHOLE
-    written = 'f"{suite_results.ALL} and not once"'
+    _, marks = suite_times.WHOLE
+    written = 'f"{suite_times.ALL} and not once"'
     assert f'"-m", {written}' in (workspace.ROOT / "noxfile.py").read_text()
-    assert marks == f"{suite_results.ALL} and not once"
+    assert marks == f"{suite_times.ALL} and not once"
     file = plain / "packages/one/tests/test_it.py"
     file.write_text(PLAIN + "\nimport pytest\n\n@pytest.mark.once\ndef test_of_texts(): pass\n")
     assert run(plain, "-m", marks).returncode == 0

@@ -1,18 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pytest plugins that the root conftest.py registers: the cache's health, cost and results."""
+"""Pytest plugins that the root conftest.py registers: the cache's health, samples and cost."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 import compilation_cache
-import suite_results
 import suite_sample
 import suite_times
 
@@ -117,7 +116,7 @@ class CostRecord:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep the record of a whole suite that passed, and compare it with its budget."""
         suite = whole_suite(session.config, self.root)
-        whole = session.config.option.markexpr in suite_results.WHOLE
+        whole = session.config.option.markexpr in suite_times.WHOLE
         if suite is None or not whole or session.exitstatus != pytest.ExitCode.OK:
             return
         cost = self.recorder.cost()
@@ -137,83 +136,3 @@ class CostRecord:
         """Say why a suite failed that has no failed test."""
         if self.excess:
             terminalreporter.write_line(self.excess)
-
-
-class ResultRecord:
-    """Records the outcome of a suite and of its capabilities, where SUITE_SET asks for it.
-
-    Args:
-        root: The checkout.
-        which: The value of SUITE_SET.
-    """
-
-    def __init__(self, root: Path, which: str) -> None:
-        self.root, self.which = root, which
-        self.outcomes: dict[str, str] = {}
-        self.marks: dict[str, list[tuple[str, str]]] = {}
-        self.unread: set[str] = set()
-        self.note = ""
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Count a file that cannot be imported as a failed test."""
-        if report.failed:
-            self.outcomes[report.nodeid] = "failed"
-            self.unread.add(report.nodeid)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note the capabilities that each test proves."""
-        for item in session.items:
-            self.marks[item.nodeid] = [
-                (mark.args[0], column)
-                for mark in item.iter_markers("capability")
-                for column in suite_results.as_columns(mark.kwargs.get("on", "cpu"))
-            ]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst of a test's setup, call and teardown."""
-        if report.when == "call" or report.outcome != "passed":
-            worse = self.outcomes.get(report.nodeid) == "failed"
-            self.outcomes[report.nodeid] = "failed" if worse else report.outcome
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the record, unless the run was partial or interrupted."""
-        suite = whole_suite(session.config, self.root)
-        ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        complete = session.exitstatus in ended and not session.config.option.maxfail
-        if suite is None or not self.outcomes or not (complete or self.unread):
-            return
-        try:
-            package = suite_results.label(suite, self.which)
-        except ValueError as error:
-            self.note = f"no result is recorded: {error}"
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
-            return
-        file = suite_results.write(
-            package,
-            self.which,
-            marks=session.config.option.markexpr,
-            counts=self._counts(self.outcomes.values()),
-            capabilities=self._capabilities(),
-            root=self.root,
-        )
-        self.note = f"the result is in {file.relative_to(self.root)}"
-
-    @staticmethod
-    def _counts(outcomes: Iterable[str]) -> dict[str, int]:
-        listed = list(outcomes)
-        return {name: listed.count(name) for name in ("passed", "failed", "skipped")}
-
-    def _capabilities(self) -> dict[str, dict[str, dict[str, int]]]:
-        by_cell: dict[tuple[str, str], list[str]] = {}
-        for test, outcome in self.outcomes.items():
-            for cell in self.marks.get(test, ()):
-                by_cell.setdefault(cell, []).append(outcome)
-        result: dict[str, dict[str, dict[str, int]]] = {}
-        for (name, column), outcomes in sorted(by_cell.items()):
-            result.setdefault(name, {})[column] = self._counts(outcomes)
-        return result
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say where the record is, or why there is none."""
-        if self.note:
-            terminalreporter.write_line(self.note)

@@ -27,6 +27,8 @@ import warm_start
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("build/times")  # in the checkout; git ignores it
+ALL = "not slow and not parity and not tpu and not triton"  # as in pyproject.toml
+WHOLE = (ALL, f"{ALL} and not once")  # as in noxfile.py
 ALLOWANCE = 1.5
 REFERENCE_S = 0.023  # `exercise` on 2 cores of an AMD EPYC (Zen 5), Python 3.11
 SLOWEST = 10

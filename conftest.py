@@ -13,7 +13,7 @@ import pytest
 
 import compilation_cache
 import suite_plugins
-import suite_sample
+import tiers
 
 ROOT = Path(__file__).resolve().parent
 
@@ -36,6 +36,13 @@ if importlib.util.find_spec("hypothesis"):  # not every package's tests have it
     hypothesis.settings.load_profile("suites")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of tiers."""
+    group = parser.getgroup("dovetail")
+    group.addoption("--tier", choices=tiers.TIERS, help="the tests of one tier: scripts/tiers.py")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="write the outcome of each file")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set what every suite relies on, and refuse to mix suites."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,10 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     refuse_to_mix_suites(config)
     folder = _VARIABLES.get("JAX_COMPILATION_CACHE_DIR")
     config.pluginmanager.register(suite_plugins.CacheHealth(folder, _REASON))
-    config.pluginmanager.register(suite_plugins.CostRecord(ROOT))
-    # Taken out, so that a pytest that a test starts runs all.
-    if os.environ.pop(suite_sample.VARIABLE, None) == suite_sample.SAMPLE:
-        config.pluginmanager.register(suite_plugins.CaseSample(), suite_sample.SAMPLE)
+    costs = suite_plugins.CostRecord(ROOT)
+    config.pluginmanager.register(costs)
+    if tier := config.getoption("tier"):
+        config.pluginmanager.register(tiers.Tier(tier))
+    if file := config.getoption("outcomes"):
+        config.pluginmanager.register(tiers.Outcomes(file, costs.tests))
 
 
 def refuse_to_mix_suites(config: pytest.Config) -> None:

@@ -19,6 +19,7 @@ ROOT = workspace.ROOT
 MEMBERS = workspace.members()
 HEADER = ["# Copyright 2026 The Dovetail Authors", "# SPDX-License-Identifier: Apache-2.0"]
 FILE_LINES, FUNCTION_LINES = 400, 60
+README_PROGRAM_LINES = 15
 FRAGMENT_WORDS = 25
 
 
@@ -100,17 +101,25 @@ def docstring_lines(function: ast.AST) -> int:
     return function.body[0].end_lineno - function.body[0].lineno + 1
 
 
-@pytest.mark.parametrize("file", PYTHON, ids=relative)
-def test_file_fits_python_311_and_the_budgets(file):
-    source = text(file)
-    tree = ast.parse(source, filename=relative(file), feature_version=(3, 11))
-    if sys.version_info < (3, 12):
-        compile(source, relative(file), "exec")  # what ast lets pass, such as newer f-strings
-    assert len(source.splitlines()) <= FILE_LINES
+def excess(file: Path) -> list[str]:
+    """What of a file is not Python 3.11, or longer than the budgets allow."""
+    source, name = text(file), relative(file)
+    try:
+        tree = ast.parse(source, filename=name, feature_version=(3, 11))
+        if sys.version_info < (3, 12):
+            compile(source, name, "exec")  # what ast lets pass, such as newer f-strings
+    except SyntaxError as error:
+        return [f"{name}: {error}"]
+    lines = len(source.splitlines())
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     # Without its docstring, which owes the user more the more the function does.
     long = {f.name: f.end_lineno - f.lineno + 1 - docstring_lines(f) for f in functions}
-    assert {name: n for name, n in long.items() if n > FUNCTION_LINES} == {}
+    wrong = [f"{name}: {lines} lines"] if lines > FILE_LINES else []
+    return wrong + [f"{name}: {f}, {n} lines" for f, n in long.items() if n > FUNCTION_LINES]
+
+
+def test_files_fit_python_311_and_the_budgets():
+    assert [wrong for file in PYTHON for wrong in excess(file)] == []
 
 
 def test_the_meta_packages_pins_are_the_members_versions_and_the_tested_set():
@@ -132,6 +141,13 @@ def test_member_has_the_house_of_a_package(member):
     assert document["tool"]["hatch"]["build"]["targets"]["wheel"] == {
         "packages": [f"src/{member.module}"]
     }
+
+
+@pytest.mark.parametrize("member", MEMBERS.values(), ids=lambda m: m.folder)
+def test_the_first_program_of_a_readme_is_short(member):
+    # The sessions `bare` and `documents` run it.
+    (program, *_) = re.findall(r"```python\n(.*?)```", text(member.path / "README.md"), re.DOTALL)
+    assert len([line for line in program.splitlines() if line]) <= README_PROGRAM_LINES
 
 
 @pytest.mark.parametrize("member", MEMBERS.values(), ids=lambda m: m.folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import suite_plugins
 import suite_times
 import workspace
 from suite_times import Cost
@@ -50,7 +51,8 @@ def checkout(tmp_path: Path) -> Path:
     settings = (workspace.ROOT / "pyproject.toml").read_text()
     before, _, after = settings.partition("[tool.dovetail.budgets]\n")
     rest = after[after.index("\n[") :]
-    budget = '[tool.dovetail.budgets]\n"packages/one/tests" = { warm = 1000, cold = 1000 }\n'
+    limits = "{ fast = 1000, warm = 1000, cold = 1000 }"
+    budget = f'[tool.dovetail.budgets]\n"packages/one/tests" = {limits}\n'
     (root / "pyproject.toml").write_text(before + budget + rest)
     return root
 
@@ -92,11 +94,26 @@ def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(
     settings.write_text(settings.read_text().replace("1000", "0.001"))
     done = run(plain)
     assert done.returncode == 1
-    assert "packages/one/tests took " in done.stdout
-    assert "half more than its budget in pyproject.toml. 'python scripts/" in done.stdout
+    assert "budget: packages/one/tests took " in done.stdout
+    assert "suite_times.py lists its slowest tests: make them smaller" in done.stdout
     assert run(plain, "-k", "none").returncode == 0  # no budget for a part
 
 
+def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
+    file = plain / "packages/one/tests/test_it.py"
+    spin = "import time\n\ndef test_spin():\n    while time.process_time() < {}: pass\n"
+    file.write_text(spin.format(6 * suite_times.ALLOWANCE * suite_times.FAST_TEST_S))
+    assert run(plain).returncode == 0  # only the fast tier is for everybody
+    done = run(plain, "--tier", "fast")
+    assert done.returncode == 1
+    assert "test_it.py::test_spin took " in done.stdout
+    assert "say why in pytest.mark.costly('...')" in done.stdout
+    mark = "import pytest\n\n@pytest.mark.costly('it spins')\ndef"
+    file.write_text(file.read_text().replace("def", mark, 1))
+    assert run(plain, "--tier", "fast").returncode == 0
+
+
+@pytest.mark.thorough
 def test_a_failed_or_partial_run_leaves_the_record_as_it_was(plain):
     run(plain)
     before = record(plain)
@@ -108,10 +125,11 @@ def test_a_failed_or_partial_run_leaves_the_record_as_it_was(plain):
 
 
 def test_without_the_tests_that_run_once_a_suite_is_still_whole(plain):
-    _, marks = suite_times.WHOLE
-    written = 'f"{suite_times.ALL} and not once"'
+    marks = f"{workspace.USUAL_TESTS} and not once"
+    assert marks in suite_plugins.WHOLE
+    written = 'f"{workspace.USUAL_TESTS} and not once"'
     assert f'"-m", {written}' in (workspace.ROOT / "noxfile.py").read_text()
-    assert marks == f"{suite_times.ALL} and not once"
+    assert f'"{workspace.USUAL_TESTS}"' in (workspace.ROOT / "pyproject.toml").read_text()
     file = plain / "packages/one/tests/test_it.py"
     file.write_text(PLAIN + "\nimport pytest\n\n@pytest.mark.once\ndef test_of_texts(): pass\n")
     assert run(plain, "-m", marks).returncode == 0
@@ -122,37 +140,37 @@ def test_without_the_tests_that_run_once_a_suite_is_still_whole(plain):
 
 
 @pytest.mark.parametrize(
-    "programs, cached, slowness, cpu_s",
+    "tier, programs, cached, cpu_s",
     [
-        (10, 10, 1.0, 90.0),  # 1.5 * 60
-        (10, 0, 1.0, 150.0),  # 1.5 * 100
-        (10, 5, 1.0, 120.0),
-        (0, 0, 1.0, 90.0),  # no program was wanted
-        (10, 10, 2.0, 180.0),  # a machine half as fast
-        (10, 10, 0.5, 90.0),  # a faster one gets no less
+        ("thorough", 10, 10, 60),
+        ("thorough", 10, 0, 100),
+        ("thorough", 10, 5, 80),
+        ("thorough", 0, 0, 60),  # no program was wanted
+        ("fast", 10, 10, 30),  # that of nothing cached
+        ("", 10, 10, 90),  # both
     ],
 )
-def test_what_a_suite_may_take(tmp_path, programs, cached, slowness, cpu_s):
-    text = '[tool.dovetail.budgets]\n"packages/one/tests" = { warm = 60, cold = 100 }\n'
+def test_the_budget_of_a_suite(tmp_path, tier, programs, cached, cpu_s):
+    text = '[tool.dovetail.budgets]\n"packages/one/tests" = { fast = 30, warm = 60, cold = 100 }\n'
     (tmp_path / "pyproject.toml").write_text(text)
     cost = Cost(1.0, 1.0, programs, cached)
-    options = {"slowness": slowness, "root": tmp_path}
-    assert suite_times.allowed("packages/one/tests", cost, **options) == pytest.approx(cpu_s)
-    assert suite_times.allowed("packages/two/tests", cost, **options) is None
+    assert suite_times.budget("packages/one/tests", tier, cost, root=tmp_path) == cpu_s
+    assert suite_times.budget("packages/two/tests", tier, cost, root=tmp_path) is None
 
 
 def test_every_suite_has_a_budget():
     suites = {f"packages/{folder}/tests" for folder in workspace.members()} | {"integration_tests"}
     assert suite_times.budgets().keys() == suites
-    assert all(budget["warm"] <= budget["cold"] for budget in suite_times.budgets().values())
+    for suite, budget in suite_times.budgets().items():
+        assert budget["warm"] <= budget["cold"]
+        assert budget["fast"] <= (90 if suite == "integration_tests" else 40)
 
 
 def test_without_records_the_table_says_so(tmp_path, capsys):
     assert suite_times.main(tmp_path) == 1
     assert "no suite has been run" in capsys.readouterr().err
     cost = Cost(2.0, 90.0, 4, 1)
-    suite_times.write(
-        "packages/one/tests", cost, {"packages/one/tests/a::b": cost}, folder=tmp_path
-    )
+    tests = {"packages/one/tests/a::b": cost}
+    suite_times.write("packages/one/tests", "fast", cost, tests, folder=tmp_path)
     assert suite_times.main(tmp_path) == 0
     assert capsys.readouterr().out.endswith("all: 1.5 CPU minutes\n")

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pytest plugins that the root conftest.py registers: the cache's health, samples and cost."""
+"""Pytest plugins that the root conftest.py registers: the cache's health, the cost of a suite."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import compilation_cache
-import suite_sample
 import suite_times
+import workspace
 
-NOTE = "compilation cache: "  # scripts/checks.py shows the lines that begin so
+CACHE, BUDGET = "compilation cache: ", "budget: "
+NOTES = (CACHE, BUDGET)  # scripts/checks.py shows the lines that begin so
+WHOLE = (workspace.USUAL_TESTS, f"{workspace.USUAL_TESTS} and not once")  # as in noxfile.py
 
 
 def whole_suite(config: pytest.Config, root: Path) -> str | None:
@@ -24,8 +26,8 @@ def whole_suite(config: pytest.Config, root: Path) -> str | None:
     # Without pytest's cache plugin, these two options do not exist.
     again = config.getoption("lf", False) or config.getoption("stepwise", False)
     narrowed = asked.keyword or asked.deselect or asked.ignore or asked.ignore_glob
-    sampled = config.pluginmanager.has_plugin(suite_sample.SAMPLE)
-    if narrowed or sampled or again or asked.collectonly or len(config.args) != 1:
+    narrowed = narrowed or again or asked.tier == "sample" or asked.markexpr not in WHOLE
+    if narrowed or asked.collectonly or len(config.args) != 1:
         return None
     folder = (config.invocation_params.dir / config.args[0]).resolve()
     known = [root / "integration_tests", *root.glob("packages/*/tests")]
@@ -67,29 +69,20 @@ class CacheHealth:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say in one line what could not be used."""
         if self.reason:
-            terminalreporter.write_line(NOTE + self.reason)
+            terminalreporter.write_line(CACHE + self.reason)
         if self.faults:
             terminalreporter.write_line(
-                f"{NOTE}{len(self.faults)} entries could not be read or written and were compiled "
+                f"{CACHE}{len(self.faults)} entries could not be read or written and were compiled "
                 f"anew: {self.faults[0].splitlines()[0]}"
             )
 
 
-class CaseSample:
-    """Deselects cases, see suite_sample; the summary counts them."""
-
-    @pytest.hookimpl(trylast=True)  # after the selection by marks and names
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        """Take the cases out of `items`."""
-        out = suite_sample.left_out([item.nodeid for item in items])
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
-        items[:] = [item for item in items if item.nodeid not in out]
-
-
 class CostRecord:
-    """Records what each test costs; fails a whole suite that takes half more than its budget."""
+    """Records what each test costs; fails a suite that takes half more than its budget.
+
+    In the fast tier it also fails a test above 1.5 of `suite_times.FAST_TEST_S`, unless the marker
+    `costly` gives a reason.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -97,7 +90,8 @@ class CostRecord:
         self.exercise_s = 0.0
         self.recorder = suite_times.Recorder()
         self.tests: dict[str, suite_times.Cost] = {}
-        self.excess = ""
+        self.costly: set[str] = set()
+        self.lines: list[str] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Measure the machine. Others that are at work now may have ended when the suite ends."""
@@ -111,28 +105,39 @@ class CostRecord:
         before = self.recorder.cost()
         result = yield
         self.tests[item.nodeid] = self.recorder.cost().since(before)
+        if item.get_closest_marker("costly"):
+            self.costly.add(item.nodeid)
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep the record of a whole suite that passed, and compare it with its budget."""
+        """Keep the record of a whole suite or tier that passed, and compare it with its budget."""
         suite = whole_suite(session.config, self.root)
-        whole = session.config.option.markexpr in suite_times.WHOLE
-        if suite is None or not whole or session.exitstatus != pytest.ExitCode.OK:
+        if suite is None or session.exitstatus != pytest.ExitCode.OK:
             return
         cost = self.recorder.cost()
         total = cost._replace(wall_s=cost.wall_s - self.begin_s)
-        suite_times.write(suite, total, self.tests, folder=self.root / suite_times.FOLDER)
+        tier = session.config.option.tier or ""
+        suite_times.write(suite, tier, total, self.tests, folder=self.root / suite_times.FOLDER)
         slowness = max(self.exercise_s, suite_times.exercise()) / suite_times.REFERENCE_S
-        limit_s = suite_times.allowed(suite, total, slowness=slowness, root=self.root)
-        if limit_s is not None and total.cpu_s > limit_s:
-            self.excess = (
-                f"{suite} took {total.cpu_s:.0f} CPU seconds and may take {limit_s:.0f}, half more "
-                "than its budget in pyproject.toml. 'python scripts/suite_times.py' lists its "
-                "slowest tests: make them smaller, or raise the budget and say why"
-            )
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        budget_s = suite_times.budget(suite, tier, total, root=self.root)
+        factor = suite_times.ALLOWANCE * max(1.0, slowness)
+        if budget_s is not None:
+            title = f"{suite} {tier}".strip()
+            of = f"{total.cpu_s:.0f} of {budget_s:.0f} CPU s"
+            self.lines.append(f"{BUDGET}{title} took {of}, on a machine of {slowness:.2f}")
+            if total.cpu_s > budget_s * factor:
+                self._fail(session, "python scripts/suite_times.py lists its slowest tests: ")
+        limit_s = suite_times.FAST_TEST_S * factor
+        for name, test in self.tests.items() if tier == "fast" else ():
+            if test.cpu_s > limit_s and name not in self.costly:
+                self._fail(session, f"{name} took {test.cpu_s:.1f} CPU s, over {limit_s:.1f}: ")
+
+    def _fail(self, session: pytest.Session, fault: str) -> None:
+        advice = "make them smaller, mark them thorough, or say why in pytest.mark.costly('...')"
+        self.lines.append(f"{BUDGET}{fault}{advice}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say why a suite failed that has no failed test."""
-        if self.excess:
-            terminalreporter.write_line(self.excess)
+        """Print the cost against the budget, and why a suite failed that has no failed test."""
+        for line in self.lines:
+            terminalreporter.write_line(line)

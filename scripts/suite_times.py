@@ -7,10 +7,11 @@ test its seconds, its CPU seconds (of this process and of the children that it w
 programs that it asked XLA for, and how many of these came from the compilation cache.
 `python scripts/suite_times.py` prints all records.
 
-A suite has a budget of CPU seconds, [tool.dovetail.budgets] in pyproject.toml: `warm` with every
-program from the cache, `cold` with none. A run that takes more than 1.5 of its budget fails. Wall
-time decides nothing, since the machine may be busy. Budgets hold for the machine on which
-REFERENCE_S was measured; on a slower one they grow by the same factor.
+A suite has budgets of CPU seconds, [tool.dovetail.budgets] in pyproject.toml: `fast` for the fast
+tier with nothing cached, `warm` for the thorough tier with each program from the cache, `cold` with
+none. A run that takes more than 1.5 of its budget fails, and so does a test of the fast tier above
+1.5 of FAST_TEST_S. Wall time decides nothing, since the machine may be busy. Budgets hold for the
+machine on which REFERENCE_S was measured. On a slower one they grow by the same factor.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ import warm_start
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("build/times")  # in the checkout; git ignores it
-ALL = "not slow and not parity and not tpu and not triton"  # as in pyproject.toml
-WHOLE = (ALL, f"{ALL} and not once")  # as in noxfile.py
 ALLOWANCE = 1.5
+FAST_TEST_S = 1.5  # of one test
 REFERENCE_S = 0.023  # `exercise` on 2 cores of an AMD EPYC (Zen 5), Python 3.11
 SLOWEST = 10
 
@@ -91,33 +91,34 @@ def exercise() -> float:
 
 
 def budgets(root: Path = ROOT) -> dict[str, dict[str, float]]:
-    """The budget of each suite that has one: {"packages/data/tests": {"warm": 60, "cold": 80}}."""
+    """The budgets by suite: {"packages/data/tests": {"fast": 40, "warm": 60, "cold": 80}}."""
     document = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     return document["tool"]["dovetail"]["budgets"]
 
 
-def allowed(suite: str, cost: Cost, *, slowness: float, root: Path = ROOT) -> float | None:
-    """CPU seconds that a suite may take, None if pyproject.toml names no budget for it.
+def budget(suite: str, tier: str, cost: Cost, *, root: Path = ROOT) -> float | None:
+    """CPU seconds that a suite should take at most, None if pyproject.toml has none for it.
 
     Args:
         suite: The folder of the suite, such as "packages/data/tests".
-        cost: Cost of the run: the share of programs that were compiled decides between the budgets.
-        slowness: `exercise()` over REFERENCE_S.
+        tier: "fast", "thorough" or "" for both.
+        cost: Cost of the run. The share of compiled programs lies between `warm` and `cold`.
         root: The checkout.
     """
-    budget = budgets(root).get(suite)
-    if budget is None:
-        return None
+    limits = budgets(root).get(suite)
+    if limits is None or tier == "fast":
+        return limits and limits["fast"]
     compiled = 1 - cost.cached / cost.programs if cost.programs else 0.0
-    cpu_s = budget["warm"] + compiled * (budget["cold"] - budget["warm"])
-    return ALLOWANCE * cpu_s * max(1.0, slowness)
+    thorough_s = limits["warm"] + compiled * (limits["cold"] - limits["warm"])
+    return thorough_s + (0 if tier else limits["fast"])
 
 
-def write(suite: str, total: Cost, tests: dict[str, Cost], *, folder: Path) -> Path:
-    """Keeps the record of one run of a suite, in place of the last one; its file."""
+def write(suite: str, tier: str, total: Cost, tests: dict[str, Cost], *, folder: Path) -> Path:
+    """Keeps the record of one run of a suite or tier, in place of the last one; its file."""
     folder.mkdir(parents=True, exist_ok=True)
     version = f"py{sys.version_info.major}{sys.version_info.minor}"
-    file = folder / f"{suite.replace('/', '-')}-{version}.json"
+    name = "-".join(filter(None, [suite.replace("/", "-"), tier, version]))
+    file = folder / f"{name}.json"
     document = {"suite": suite, "total": total, "tests": tests}
     beside = file.with_suffix(f".{os.getpid()}")
     beside.write_text(json.dumps(document), encoding="utf-8")

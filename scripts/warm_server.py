@@ -27,7 +27,6 @@ from typing import Any
 
 # As far as they are installed. JAX imports the last one at its first compilation.
 IMPORTS = ("numpy", "jax", "jax.numpy", "flax.nnx", "optax", "jaxlib.mlir.dialects.mhlo")
-_SWITCHES = ("1", "true", "t", "yes", "y", "on")
 
 
 def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -101,10 +100,11 @@ class Start:
         self._restore_path(request)
         options = list(filter(None, variables.get("PYTHONWARNINGS", "").split(",")))
         self._restore_filters(options + request["filters"])
-        if "jax" in sys.modules:
-            configure_jax(variables)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        if jax := sys.modules.get("jax"):
+            for name, value in request["jax"].items():
+                jax.config.update(name, value)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed()
 
     def _restore_path(self, request: dict[str, Any]) -> None:
         kind, target = request["kind"], request["target"]
@@ -127,19 +127,6 @@ class Start:
             warnings.filters.insert(0, entry)
         with warnings.catch_warnings():
             pass
-
-
-def configure_jax(variables: dict[str, str]) -> None:
-    """Applies the variables that JAX has read already."""
-    import jax
-
-    for name in ("ENABLE_COMPILATION_CACHE", "ENABLE_X64"):
-        if value := variables.get(f"JAX_{name}"):
-            jax.config.update(f"jax_{name}".lower(), value.lower() in _SWITCHES)
-    texts = ("COMPILATION_CACHE_DIR", "NUMPY_DTYPE_PROMOTION", "NUMPY_RANK_PROMOTION", "PLATFORMS")
-    for name in texts:
-        if value := variables.get(f"JAX_{name}"):
-            jax.config.update(f"jax_{name}".lower(), value)
 
 
 def execute(request: dict[str, Any]) -> None:

@@ -36,36 +36,29 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 SERVER = Path(__file__).with_name("warm_server.py")
 SWITCH = "DOVETAIL_WARM_START"
-_EARLY = (
-    "JAX_",
-    "TZ",
-    "PYTHON",
-    "FLAX_",
-    "OPENBLAS_",
-    "OMP_",
-    "MKL_",
-    "NPY_",
-    "LD_",
-    "LC_",
-    "LANG",
-)
-_LATE = (  # warm_server.py applies these after the fork
-    "JAX_COMPILATION_CACHE_DIR",
-    "JAX_ENABLE_COMPILATION_CACHE",
-    "JAX_ENABLE_X64",
-    "JAX_NUMPY_DTYPE_PROMOTION",
-    "JAX_NUMPY_RANK_PROMOTION",
-    "JAX_PLATFORMS",
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTHONPATH",
-    "PYTHONWARNINGS",
-)
+_EARLY = ("JAX_", "FLAX_", "PYTHON", "OPENBLAS_", "OMP_", "MKL_", "NPY_", "LD_", "LC_", "LANG")
+
+
+def _switch(text: str) -> bool:
+    return text.lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+_LATE: dict[str, Callable[[str], object]] = {
+    "JAX_COMPILATION_CACHE_DIR": str,
+    "JAX_DEFAULT_PRNG_IMPL": str,
+    "JAX_ENABLE_COMPILATION_CACHE": _switch,
+    "JAX_ENABLE_X64": _switch,
+    "JAX_NUMPY_DTYPE_PROMOTION": str,
+    "JAX_NUMPY_RANK_PROMOTION": str,
+    "JAX_PLATFORMS": str,
+}
+_OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONWARNINGS")  # set anew after the fork
 
 
 def run(
@@ -137,8 +130,10 @@ def _run_in_fork(
     command: list[str], request: dict[str, Any], given: str, timeout: float | None
 ) -> subprocess.CompletedProcess[str]:
     variables = request["env"]
-    early = {k: v for k, v in variables.items() if k.startswith(_EARLY) and k not in _LATE}
-    key = tuple(sorted(early.items()))
+    late = {k: parse(variables[k]) for k, parse in _LATE.items() if variables.get(k)}
+    request["jax"] = {name.lower(): value for name, value in late.items()}
+    others = {k: v for k, v in variables.items() if k not in _LATE and k not in _OWN}
+    key = tuple(sorted((k, v) for k, v in others.items() if k.startswith(_EARLY)))
     with contextlib.ExitStack() as stack:
         files: list[IO[str]] = [
             stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(4)
@@ -147,7 +142,7 @@ def _run_in_fork(
             file.write(text)
             file.seek(0)
         if key not in _servers:
-            _servers[key] = _Server({k: v for k, v in variables.items() if k not in _LATE})
+            _servers[key] = _Server(others)
         try:
             status = _servers[key].run(files, timeout)
         except BaseException:  # an interrupt, too: the next answer would be that of this program

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The sessions that a change must pass: `nox -l` lists them, CONTRIBUTING.md says which when.
+"""The sessions that a change must pass: `nox -l` lists them, docs/develop/checks.md says when.
 
 uv makes their environments from constraints/, except `floor`, which takes the lowest versions that
 a package declares. A package is tested with itself and its declared dependencies alone.
@@ -26,8 +26,6 @@ sys.path.append(str(ROOT / "scripts"))
 
 import artifacts  # noqa: E402
 import import_programs  # noqa: E402
-import suite_sample  # noqa: E402
-import suite_times  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
 
@@ -50,9 +48,6 @@ APART |= {"peers"}
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}
 CAMPAIGNS |= {"flips", "fuzz_http", "stress"}
-
-# Taken out, so that only the sessions that say so run a sample.
-CASES = os.environ.pop(suite_sample.VARIABLE, "")
 
 
 def members(*folders: str) -> list[workspace.Member]:
@@ -117,9 +112,7 @@ def keep_compiled(session: nox.Session) -> None:
 
 
 def run_suite(session: nox.Session, package: str) -> None:
-    """Run a package's suite; on the second Python a sample, if the environment asks for it."""
-    if session.python != workspace.PYTHONS[0]:
-        session.env[suite_sample.VARIABLE] = CASES
+    """Run a package's suite."""
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
@@ -204,15 +197,16 @@ def integration(session: nox.Session) -> None:
     """What siblings do together, and the house itself."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     again = session.python != workspace.PYTHONS[0]
-    marks = ("-m", f"{suite_times.ALL} and not once") if again else ()
-    session.env[suite_sample.VARIABLE] = CASES if again else ""
-    session.run("pytest", "integration_tests", *marks, *session.posargs)
+    marks = ("-m", f"{workspace.USUAL_TESTS} and not once") if again else ()
+    named = any(argument.startswith("integration_tests") for argument in session.posargs)
+    session.run("pytest", *marks, *([] if named else ["integration_tests"]), *session.posargs)
 
 
 def run_marked(session: nox.Session, mark: str, suites: list[str]) -> None:
     """The tests with one mark, suite by suite; a suite may have none."""
+    options = [argument for argument in session.posargs if argument not in PACKAGES]
     for suite in suites:
-        session.run("pytest", "-m", mark, suite, *session.posargs, success_codes=[0, 5])
+        session.run("pytest", "-m", mark, suite, *options, success_codes=[0, 5])
 
 
 @nox.session(python="3.11")
@@ -232,7 +226,7 @@ def install_torch(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def parity(session: nox.Session) -> None:
-    """Against torch and transformers as oracles, in the packages that have a `parity` group."""
+    """Against torch and transformers as oracles; `-- NAME ...` runs some of the packages."""
     chosen = [m for m in members() if "parity" in m.groups]
     everyone = members()
     needed = [m for m in everyone if any(m in workspace.needs(c, everyone) for c in chosen)]
@@ -240,7 +234,8 @@ def parity(session: nox.Session) -> None:
     session.env["HF_HUB_OFFLINE"] = "1"
     # Tests that measure an error put it in this table, which the documentation includes.
     session.env["PARITY_TABLE"] = str(ROOT / "docs/packages/models_parity.md")
-    run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in chosen])
+    named = [m for m in chosen if m.folder in session.posargs] or chosen
+    run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in named])
 
 
 @nox.session(python="3.11")
@@ -318,9 +313,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def examples(session: nox.Session) -> None:
-    """Every example and notebook, executed."""
+    """Every example and notebook, executed; `-- NAME ...` runs some of them."""
     install(session, *members(), extra=("--group", "pyproject.toml:notebooks"))
-    session.run("pytest", "examples", *session.posargs)
+    names = [f"--only={a}" if not a.startswith("-") else a for a in session.posargs]
+    session.run("pytest", "examples", *names)
 
 
 @nox.session(python="3.11")

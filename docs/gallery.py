@@ -65,7 +65,7 @@ def copy_pages() -> None:
     """Copies the examples and the notebooks, with links to pages of the site."""
     shutil.rmtree(PAGES, ignore_errors=True)
     (PAGES / "notebooks").mkdir(parents=True)
-    examples = [file for file in EXAMPLES.glob("*.py") if not file.name.startswith("test_")]
+    examples = [f for f in EXAMPLES.glob("*.py") if not f.name.startswith(("test_", "conftest"))]
     for file in [*examples, *EXAMPLES.glob("notebooks/*.ipynb")]:
         text = site_links(file.read_text(encoding="utf-8"))
         (PAGES / file.relative_to(EXAMPLES)).write_text(text, encoding="utf-8")

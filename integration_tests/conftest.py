@@ -20,6 +20,11 @@ FRAME = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of test_doctests.py; it may be given several times."""
+    parser.addoption("--doctests", action="append", metavar="PACKAGE", help="of these packages")
+
+
 @pytest.fixture
 def frame(tmp_path: Path) -> Path:
     """scripts/, constraints/ and the members' pyproject files, in a folder with a space."""

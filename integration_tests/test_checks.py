@@ -1,7 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/checks.py: the order of the checks, their failures, and an interrupt."""
+"""scripts/checks.py: the jobs and their order, their failures, and an interrupt."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -11,7 +12,9 @@ import threading
 
 import pytest
 
+import changed
 import checks
+import passed
 import workspace
 
 pytestmark = pytest.mark.once
@@ -22,26 +25,81 @@ import sys
 import checks
 write = "import os, time; open(os.environ['PIDS'], 'a').write('{}\\\\n')"
 wait, late = write.format("begun") + "; time.sleep(600)", write.format("late")
-lines = {name: ["timeit", "-n", "1", "-r", "1", wait] for name in "ab"}
-checks.commands = lambda sessions: lines | {"c": ["timeit", "-n", "1", "-r", "1", late]}
+spin = lambda name, text: checks.Job(name=name, line=["timeit", "-n", "1", "-r", "1", text])
+checks.of_a_person = lambda whole: [spin("a", wait), spin("b", wait), spin("c", late)]
 sys.exit(checks.main())
 """
 
 
-def test_all_suites_the_longest_first():
-    names = list(checks.commands([]))
-    assert names[:2] == ["ruff check", "ruff format"]
+ONCE = ("timeit", "-n", "1", "-r", "1")
+
+
+def test_a_person_runs_lint_and_the_fast_tier_of_all_suites_the_longest_first():
+    jobs = checks.of_a_person()
+    assert [job.name for job in jobs[:2]] == ["ruff check", "ruff format"]
+    suites = [job.line[-1] for job in jobs[2:]]
     folders = {f"packages/{folder}/tests" for folder in workspace.members()}
-    assert set(names[2:]) == folders | {"integration_tests"}
-    warm = [checks.suite_times.budgets()[name]["warm"] for name in names[2:]]
+    assert set(suites) == folders | {"integration_tests"}
+    warm = [checks.suite_times.budgets()[name]["warm"] for name in suites]
     assert warm == sorted(warm, reverse=True)
+    assert all("--tier fast" in " ".join(job.line) for job in jobs[2:])
+    assert not any("--tier" in job.line for job in checks.of_a_person(whole=True))
 
 
-def test_a_session_of_packages_is_one_check_for_each():
-    names = list(checks.commands(["docs", "tests-3.12", "bare-3.11(data)"]))
+def test_a_session_of_packages_is_one_job_for_each():
+    jobs = checks.of_sessions(["docs", "tests-3.12", "bare-3.11(data)"])
+    names = [job.name for job in jobs]
     assert (names[0], names[-1]) == ("docs", "bare-3.11(data)")
     assert set(names[1:-1]) == {f"tests-3.12({folder})" for folder in workspace.members()}
-    assert checks.commands(["docs"])["docs"] == ["nox", "--session", "docs"]
+    assert jobs[0].line == ["nox", "--session", "docs"]
+
+
+def test_checks_that_share_an_environment_share_a_process():
+    names = ["thorough-3.11(data)", "tests-3.12(data)", "parity(data)", "parity(models)", "docs"]
+    names += [f"integration-{p}({f})" for p in ("3.11", "3.12") for f in ("test_a.py", "test_b.py")]
+    names += ["doctests-3.12(data)", "doctests-3.12(models)"]
+    every = [
+        changed.Check(name=n, paths=frozenset(), folders=frozenset(), python="3.11") for n in names
+    ]
+    costs = {"integration-3.11(test_a.py)": 90.0, "docs": 300.0}
+    jobs = checks.of_checks(every, costs)
+    assert sorted(check for job in jobs for check in job.checks) == sorted(names)
+    lines = {job.name: " ".join(job.line) for job in jobs}
+    assert lines["thorough-3.11(data)"].endswith("--tier thorough packages/data/tests")
+    assert lines["tests-3.12(data)"] == "nox --session tests-3.12(data) -- --tier sample"
+    assert lines["parity"] == "nox --session parity -- data models"
+    assert lines["docs"] == "nox --session docs"
+    assert lines["integration-3.11 1"].endswith("integration_tests/test_b.py")  # the dearer one
+    assert lines["integration-3.11 2"].endswith("integration_tests/test_a.py")
+    both = "integration_tests/test_a.py integration_tests/test_b.py"
+    doctests = "integration_tests/test_doctests.py --doctests=data --doctests=models"
+    assert lines["integration-3.12"].endswith(f"{both} {doctests}")
+    costs = [job.cost_s for job in jobs]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_outcomes_of_files_count_also_in_a_job_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    names = [f"integration-3.11({name}.py)" for name in ("a", "b", "c")]
+    job = checks.Job(name="integration-3.11 1", line=[], checks=names, outcomes=True)
+    result = checks.Result(job=job, passed=False, output="", wall_s=9.0, cpu_s=9.0)
+    assert checks.outcomes(result) == {}  # it was killed
+    (tmp_path / "build/outcomes").mkdir(parents=True)
+    text = '{"a.py": {"passed": true, "cpu_s": 2.5}, "b.py": {"passed": false, "cpu_s": 1}}'
+    (tmp_path / job.outcomes_file).write_text(text)
+    assert checks.outcomes(result) == {"integration-3.11(a.py)": 2.5}
+    other = dataclasses.replace(result, job=checks.Job(name="docs", line=[], checks=["docs"]))
+    assert checks.outcomes(other) == {}
+    assert checks.outcomes(dataclasses.replace(other, passed=True)) == {"docs": 9.0}
+
+
+def test_the_table_says_what_runs_and_what_passed_before():
+    record = passed.Record(check="docs", key="k", date="2026-01-02", commit="abc", cpu_s=300.0)
+    known = passed.Standing(passed={"docs": record}, reason="the reason")
+    lines = checks.table([checks.Job(name="types", line=[])], known).splitlines()
+    assert lines[0] == "runs: 1 jobs (the reason)"
+    assert lines[1:3] == ["  types", "leaves out: 1 checks of 300 CPU s, passed before"]
+    assert lines[3:] == ["  2026-01-02 abc: docs", "last whole pass: not on record"]
 
 
 def test_the_closing_line_is_that_of_pytest_with_what_the_cache_could_not_do():
@@ -51,8 +109,8 @@ def test_the_closing_line_is_that_of_pytest_with_what_the_cache_could_not_do():
 
 
 def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
-    lines = {"bad": ["this_module_is_not_there"], "good": ["timeit", "-n", "1", "-r", "1", "1"]}
-    assert checks.run_all(lines) == ["bad"]
+    bad = checks.Job(name="bad", line=["this_module_is_not_there"])
+    assert checks.run_all([bad, checks.Job(name="good", line=[*ONCE, "1"])]) == ["bad"]
     output = capsys.readouterr().out
     assert re.search(r"bad \(\d+ s, \d+ CPU s\): FAILED\n", output)
     assert "No module named this_module_is_not_there" in output
@@ -61,18 +119,17 @@ def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
 
 def test_what_a_check_starts_keeps_its_bytecode(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    line = ["timeit", "-n", "1", "-r", "1", "import sys; assert not sys.dont_write_bytecode"]
-    passed, output, *_ = checks.run("bytecode", line)
-    assert passed, output
+    line = [*ONCE, "import sys; assert not sys.dont_write_bytecode"]
+    result = checks.run(checks.Job(name="bytecode", line=line))
+    assert result.passed, result.output
 
 
 def test_a_check_is_charged_for_its_children():
     spin = "import time\nwhile time.process_time() < 0.5: pass"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}])"
-    line = ["timeit", "-n", "1", "-r", "1", child]
-    passed, output, _, cpu_s = checks.run("children", line)
-    assert passed, output
-    assert cpu_s >= 0.5
+    result = checks.run(checks.Job(name="children", line=[*ONCE, child]))
+    assert result.passed, result.output
+    assert result.cpu_s >= 0.5
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

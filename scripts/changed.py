@@ -1,20 +1,388 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which packages a change can break, as a JSON list for the workflow's matrix.
+"""The reach of a change: the packages that it can break, and a key for each check.
 
-`python scripts/changed.py BASE`: a change under packages/NAME concerns NAME and the members that
-depend on it; a change anywhere else concerns all. With an unknown BASE (a first push) all are
-listed.
+The key of a check is a hash over its inputs: the sources that it reaches by imports, its tests, the
+versions of its environment, the interpreter, its command, and what `[tool.dovetail.edges]` in
+pyproject.toml declares. Equal keys mean equal results, so .ci/run leaves out a check whose key has
+passed (scripts/passed.py).
+
+Imports are found as names in the text. So a program in a string counts too. A library counts as a
+whole, because its `__init__` imports most of it. The meta-package counts by modules, since its
+recipes are imported one by one. A test that reads the repository has all of it as input.
+
+`python scripts/changed.py BASE` prints the packages as a JSON list for the workflow's matrix: a
+change under packages/NAME concerns NAME and the members that depend on it, a change anywhere else
+concerns all. With an unknown BASE (a first push) all are listed.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import fnmatch
+import functools
+import hashlib
+import importlib.metadata
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import workspace
+
+EVERYTHING = ""  # the prefix of every path
+RECORD = ".ci/passed.jsonl"
+DOCTESTS = "integration_tests/test_doctests.py"  # a check for each package
+# Parts of a package that no suite reads.
+_UNREAD = re.compile(r"packages/\w+/(?:CHANGELOG\.md|LICENSE|changes/|benchmarks/results/)")
+_NAME = re.compile(r"\bdovetail_([a-z]+)\b((?:\.\w+)*)")
+_FROM = re.compile(r"from (dovetail_stack(?:\.\w+)*) import \(?([\w, \n]+)")
+_MAIN = re.compile(r"-m\W+dovetail_stack\b(?!\.)")
+_COMMAND = re.compile(
+    r"""["'/`]dovetail["' ]|^[ !]*(?:\$ )?dovetail |train_command""", re.MULTILINE
+)
+_IMPORT = re.compile(r"^\s*(?:import|from) ([a-z_]+)", re.MULTILINE)
+_READS_ALL = re.compile(
+    r"\bROOT = |\bworkspace\b|\.parents\[|\.parent\.parent\b|def \w+\([^)]*\b(?:frame|repository)\b"
+)
+LEGS = {
+    "native-3.12": (
+        "packages/kernels/native/*",
+        "packages/kernels/src/*",
+        "packages/kernels/tests/conftest.py",
+        "packages/kernels/tests/quantized/*",
+    ),
+    "absent": (
+        "packages/cluster/src/*",
+        "packages/cluster/tests/absent/*",
+        "packages/kernels/src/*",
+        "packages/models/src/*",
+        "packages/train/src/*",
+        "integration_tests/programs/*",
+        "integration_tests/test_cluster_with_train.py",
+    ),
+    "triton": ("packages/serve/src/*", "packages/serve/tests/*"),
+    **dict.fromkeys(
+        [f"build-{python}" for python in workspace.PYTHONS],
+        ("packages/*/src/*", "packages/*/pyproject.toml", "packages/*/README.md", "scripts/*.py"),
+    ),
+    "docs": (
+        "docs/*",
+        "examples/*",
+        "packages/*/*.md",
+        "packages/*/benchmarks/*",
+        "packages/*/src/*",
+        "scripts/*",
+        "[CR]*.md",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check, and what its result depends on.
+
+    Args:
+        name: Such as "thorough-3.11(data)", "integration-3.12(test_walk.py)" or "docs".
+        paths: Files, and folders with a final "/".
+        folders: Packages whose dependencies are in its environment.
+        python: Version of its interpreter, such as "3.12".
+        session: Session of noxfile.py that runs it; "" for .venv.
+    """
+
+    name: str
+    paths: frozenset[str]
+    folders: frozenset[str]
+    python: str
+    session: str = ""
+
+    @property
+    def group(self) -> str:
+        """The name without the part in parentheses."""
+        return self.name.partition("(")[0]
+
+    @property
+    def unit(self) -> str:
+        """The part in parentheses, "" without one."""
+        return self.name.partition("(")[2].removesuffix(")")
+
+
+class Tree:
+    """The tracked files of a checkout.
+
+    Args:
+        root: The checkout.
+    """
+
+    def __init__(self, root: Path = workspace.ROOT) -> None:
+        line = ["git", "-C", str(root), "ls-files", "-z"]
+        done = subprocess.run(line, check=True, capture_output=True, text=True)
+        self.root = root
+        self.files = sorted(n for n in done.stdout.split("\0") if n and n != RECORD)
+        self._all = frozenset(self.files)
+        self.members = workspace.members(root)
+        self.libraries = frozenset(self.members) - {workspace.META}
+        self.settings = tomllib.loads(self.text("pyproject.toml"))["tool"]["dovetail"]
+        self.text = functools.cache(self.text)
+        self.digest = functools.cache(self.digest)
+        self._named = functools.cache(self._named)
+
+    def text(self, path: str) -> str:
+        """The content of a text file."""
+        return (self.root / path).read_text(encoding="utf-8")
+
+    def digest(self, path: str) -> str:
+        """A hash of a file's content; that of nothing if it was deleted."""
+        file = self.root / path
+        return hashlib.sha256(file.read_bytes() if file.is_file() else b"").hexdigest()
+
+    def matching(self, pattern: str) -> list[str]:
+        """The files of a pattern, in which `*` also matches "/"."""
+        return fnmatch.filter(self.files, pattern)
+
+    def below(self, paths: Iterable[str]) -> set[str]:
+        """The files that are in `paths`, or below their folders."""
+        exact = {p for p in paths if p and not p.endswith("/")}
+        folders = tuple(p for p in paths if not p or p.endswith("/"))
+        return {f for f in self.files if f in exact or f.startswith(folders)}
+
+    def reached(self, paths: Iterable[str]) -> set[str]:
+        """`paths`, and the sources and scripts that their texts name, directly or indirectly."""
+        known: set[str] = set()
+        waiting = self.below(paths)
+        while waiting:
+            path = waiting.pop()
+            known.add(path)
+            # The meta-package itself imports no recipe; its docstring names them.
+            if path.endswith((".py", ".md")) and not path.endswith("dovetail_stack/__init__.py"):
+                named = self._named(path)
+                # A library as a whole names no sibling, so its files are not searched.
+                known |= {p for p in named if not p.endswith(".py")}
+                waiting |= named - known
+        return known
+
+    def _named(self, path: str) -> set[str]:
+        text = self.text(path)
+        if path.startswith("integration_tests/") and _READS_ALL.search(text):
+            return {EVERYTHING}
+        scripts = {f"scripts/{stem}.py" for stem in _IMPORT.findall(text)}
+        named = (scripts & self._all) - {"scripts/workspace.py"}
+        mentions = _NAME.findall(text)
+        named |= {f"packages/{folder}/src/" for folder, _ in mentions if folder in self.libraries}
+        modules = [rest for folder, rest in mentions if folder == workspace.META]
+        runs = not path.startswith(("scripts/", "packages/stack/src/"))  # not in a help text
+        modules += [".cli"] if runs and _COMMAND.search(text) else []
+        modules += [".__main__"] if _MAIN.search(text) else []
+        for parent, names in _FROM.findall(text):
+            under = parent.removeprefix("dovetail_stack")
+            modules += [f"{under}.{name}" for name in re.findall(r"\w+", names)]
+        return named.union(*map(self._of_stack, modules))
+
+    def _of_stack(self, dotted: str) -> set[str]:
+        """The file of a module such as ".recipes.text", or all files of a sub-package."""
+        base = f"packages/{workspace.META}/src/dovetail_{workspace.META}"
+        whole = f"{base}{dotted.replace('.', '/')}"
+        below = {f for f in self._all if f.startswith(f"{whole}/") and f.endswith(".py")}
+        return (below if dotted else set()) | ({f"{whole}.py", f"{base}/__init__.py"} & self._all)
+
+
+def checks(tree: Tree) -> list[Check]:
+    """Every check that .ci/run leaves out when its key has passed."""
+    found = [*_of_packages(tree), *_of_files(tree), *_legs(tree)]
+    edges = tree.settings["edges"]
+    widened = []
+    for check in found:
+        matching = [
+            p for p, names in edges.items() if any(fnmatch.fnmatch(check.name, n) for n in names)
+        ]
+        paths = frozenset(tree.below({*check.paths, *matching}))
+        widened.append(dataclasses.replace(check, paths=paths))
+    return widened
+
+
+def _of_packages(tree: Tree) -> Iterator[Check]:
+    first, second = workspace.PYTHONS
+    for folder, member in tree.members.items():
+        own = frozenset([folder])
+        inputs = frozenset(suite(tree, folder))
+        yield Check(name=f"thorough-{first}({folder})", paths=inputs, folders=own, python=first)
+        session = f"tests-{second}({folder})"
+        yield Check(name=session, paths=inputs, folders=own, python=second, session="tests")
+        if "parity" in member.groups:
+            name = f"parity({folder})"
+            yield Check(name=name, paths=inputs, folders=own, python=first, session="parity")
+        home = f"packages/{folder}/"
+        documented = {f"{home}src/", f"{home}pyproject.toml", DOCTESTS}
+        documented |= _sources(tree) if folder == workspace.META else set()
+        for python in workspace.PYTHONS:
+            name = f"doctests-{python}({folder})"
+            session = "" if python == first else "integration"
+            paths = frozenset(documented)
+            yield Check(name=name, paths=paths, folders=own, python=python, session=session)
+        wheel = {f"{home}src/", f"{home}pyproject.toml", f"{home}README.md"}
+        wheel |= _sources(tree) if folder == workspace.META else set()
+        wheel |= {"scripts/documents.py", "scripts/documents.toml", "scripts/wheels.py"}
+        paths = frozenset(wheel | {"scripts/import_programs.py"})
+        for python in workspace.PYTHONS:
+            name = f"bare-{python}({folder})"
+            yield Check(name=name, paths=paths, folders=own, python=python, session="bare")
+
+
+def suite(tree: Tree, folder: str) -> set[str]:
+    """The inputs of a package's suite."""
+    own = {f for f in tree.below([f"packages/{folder}/"]) if not _UNREAD.match(f)}
+    tests = {f for f in own if f.startswith(f"packages/{folder}/tests/")}
+    scripts = {f for f in tree.reached(tests) if f.startswith("scripts/")}
+    return own | scripts | (_sources(tree) if folder == workspace.META else set())
+
+
+def _sources(tree: Tree) -> set[str]:
+    return {f"packages/{f}/{part}" for f in tree.members for part in ("src/", "pyproject.toml")}
+
+
+def _of_files(tree: Tree) -> Iterator[Check]:
+    """Integration tests, examples with notebooks, and the commands of READMEs, file by file."""
+    first, second = workspace.PYTHONS
+    tests = [f for f in tree.matching("integration_tests/test_*.py") if f != DOCTESTS]
+    programs = tree.matching("integration_tests/programs/*.py")
+    for file in tests:
+        words = set(re.findall(r"\w+", tree.text(file)))
+        started = [program for program in programs if Path(program).stem in words]
+        paths = tree.reached([file, *started]) | {"integration_tests/conftest.py"}
+        name = Path(file).name
+        yield _by_reach(f"integration-{first}({name})", paths, first)
+        yield _by_reach(f"integration-{second}({name})", paths, second, "integration")
+    harness = [*tree.matching("examples/test_*.py"), "examples/conftest.py"]
+    for file in sorted({*tree.matching("examples/*.py")} - {*harness}):
+        paths = tree.reached([file, *harness]) | {f"{file.removesuffix('.py')}.ipynb"}
+        yield _by_reach(f"examples({Path(file).stem})", paths, first, "examples")
+    for file in [*tree.matching("README.md"), *tree.matching("*/README.md"), "CONTRIBUTING.md"]:
+        paths = tree.reached([file, "scripts/documents.py"]) | {"scripts/documents.toml"}
+        yield _by_reach(f"documents({file})", paths, first, "documents")
+
+
+def _by_reach(name: str, paths: set[str], python: str, session: str = "") -> Check:
+    """A check whose environment holds all members; the versions are those of what it reaches."""
+    folders = {p.split("/")[1] for p in paths if p.startswith("packages/")}
+    if EVERYTHING in paths:
+        folders = set(workspace.members())
+    return Check(
+        name=name,
+        paths=frozenset(paths),
+        folders=frozenset(folders),
+        python=python,
+        session=session,
+    )
+
+
+def _legs(tree: Tree) -> Iterator[Check]:
+    """The other sessions of noxfile.py, with the inputs that `LEGS` names."""
+    for name, inputs in LEGS.items():
+        session, _, python = name.partition("-")
+        folders = frozenset(re.findall(r"packages/(\w+)/", " ".join(inputs)) or tree.members)
+        yield Check(
+            name=name,
+            paths=frozenset(f for pattern in inputs for f in tree.matching(pattern)),
+            folders=folders,
+            python=python or workspace.PYTHONS[0],
+            session=session,
+        )
+
+
+def keys(tree: Tree) -> dict[str, str]:
+    """The key of each check by its name: 32 hexadecimal digits."""
+    noxfile = _definitions(tree.text("noxfile.py"))
+    result = {}
+    for check in checks(tree):
+        inputs = {
+            "check": check.name,
+            "python": interpreter(check.python),
+            "command": _command(check.session, noxfile),
+            "versions": versions(tree, check.folders, check.python),
+            "files": {path: tree.digest(path) for path in sorted(check.paths)},
+        }
+        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+        result[check.name] = digest[:32]
+    return result
+
+
+def _definitions(source: str) -> dict[str, str]:
+    """The text of each function and constant of a module, by name."""
+    found = {}
+    for node in ast.parse(source).body:
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        names = [getattr(node, "name", None), *(getattr(t, "id", None) for t in targets)]
+        for name in filter(None, names):
+            # From the decorators on, and with what `X |= ...` adds.
+            found[name] = found.get(name, "") + ast.unparse(node)
+    return found
+
+
+def _command(session: str, definitions: dict[str, str]) -> dict[str, str]:
+    """The function of a session, and the functions and constants of the noxfile that it needs."""
+    needed, waiting = {}, {session} & definitions.keys()
+    while waiting:
+        name = waiting.pop()
+        needed[name] = definitions[name]
+        words = set(re.findall(r"\w+", definitions[name]))
+        waiting |= (words & definitions.keys()) - needed.keys()
+    return needed
+
+
+@functools.cache
+def interpreter(python: str) -> str:
+    """The full version of a Python, "3.12.9"; "" if it is not there."""
+    program = sys.executable if sys.version_info[:2] == tuple(map(int, python.split("."))) else ""
+    line = [program or f"python{python}", "-c", "import platform as p; print(p.python_version())"]
+    try:
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def versions(
+    tree: Tree, folders: Iterable[str], python: str, groups: Sequence[str] = ("test",)
+) -> dict[str, str]:
+    """The lines of constraints/ that the environment of packages depends on.
+
+    Requirements are read from the installed distributions. A constraint of a distribution that is
+    not installed here belongs to every environment, since nothing tells who needs it.
+    """
+    constrained = workspace.constraints(python, tree.root)
+    members = [tree.members[folder] for folder in folders]
+    texts = [r for m in members for e in m.extras.values() for r in e]
+    texts += [r for m in members for g in groups for r in m.groups.get(g, ())]
+    waiting = {workspace.parse(r).name for r in texts} | {"pytest"}
+    waiting |= {d.name for m in members for d in m.dependencies}
+    needed: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        needed.add(name)
+        waiting |= set(_requirements(name, python) or ()) - needed
+    if any(_requirements(name, python) is None for name in needed & constrained.keys()):
+        needed |= {name for name in constrained if _requirements(name, python) is None}
+    elsewhere = workspace.constraints(workspace.PYTHONS[0], tree.root)
+    needed |= constrained.keys() - elsewhere.keys()  # a requirement of this Python alone
+    return {name: version for name, version in sorted(constrained.items()) if name in needed}
+
+
+@functools.cache
+def _requirements(name: str, python: str) -> frozenset[str] | None:
+    """The distributions that an installed one requires on a Python; None if it is not installed."""
+    from packaging.requirements import Requirement  # a bare Python has none, nor any check to run
+    from packaging.utils import canonicalize_name
+
+    try:
+        needs = [Requirement(line) for line in importlib.metadata.requires(name) or []]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    here = {"extra": "", "python_version": python, "python_full_version": f"{python}.0"}
+    chosen = [n for n in needs if n.marker is None or n.marker.evaluate(here)]
+    return frozenset(canonicalize_name(n.name) for n in chosen)
 
 
 def concerned(paths: Iterable[str]) -> list[str]:

@@ -1,64 +1,170 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Lint, check the format, and run every suite, each in a process of its own, two at a time.
+"""Runs checks, two at a time, each in a process of its own.
 
-With arguments, the nox sessions of those names in the same manner: `tests-3.12` stands for the
-session of every package. `--times` adds a table of where the time of each suite went.
+Without an option these are lint, format and the fast tier of every suite (`scripts/test`). `--all`
+takes the whole suites. `--landing` (`.ci/run`) adds types, imports and all other checks, and leaves
+out those whose key is on record as passed. With arguments, the nox sessions of those names run.
 
 The suites are strict in ways that are global to a process (types checked by import hooks, dtype
-promotion, forced devices), so one process cannot hold two of them; and compilation keeps one core
-busy at a time, so two processes finish in little more than half the time of one after another.
+promotion, forced devices), so one process cannot hold two of them. Compilation keeps one core busy
+at a time, so two processes take little more than half the time of one after another.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
+import changed
+import passed
 import suite_plugins
 import suite_times
 import workspace
 
 AT_A_TIME = 2
 INTERRUPTED = 130  # as a shell reports it
+UNKNOWN_S = 100.0  # of a check that has never passed
+BATCHES = 2  # processes for the integration tests, as many as run at a time
+ALWAYS = ("types", "imports")
 _running: set[subprocess.Popen[str]] = set()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One process.
+
+    Args:
+        name: In the output.
+        line: Arguments of Python.
+        checks: The checks on record that it makes.
+        cost_s: Expected CPU seconds.
+        outcomes: It writes the outcome of each file of tests to `outcomes_file`.
+    """
+
+    name: str
+    line: Sequence[str]
+    checks: Sequence[str] = ()
+    cost_s: float = UNKNOWN_S
+    outcomes: bool = False
+
+    @property
+    def outcomes_file(self) -> str:
+        """Path of the outcomes, relative to the checkout."""
+        return f"build/outcomes/{self.name.replace(' ', '-')}.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """The end of a job."""
+
+    job: Job
+    passed: bool
+    output: str
+    wall_s: float
+    cpu_s: float
 
 
 def suites() -> list[str]:
     """Folders of tests. The longest begin first, so that none is left running alone at the end."""
-    folders = [f"packages/{m.folder}/tests" for m in workspace.members().values()]
-    return sorted([*folders, "integration_tests"], key=_longest_first)
+    folders = [f"packages/{folder}/tests" for folder in workspace.members()]
+    budgets = suite_times.budgets()
+    return sorted(
+        [*folders, "integration_tests"], key=lambda s: -budgets.get(s, {}).get("warm", 999)
+    )
 
 
-def _longest_first(suite: str) -> float:
-    budget = suite_times.budgets().get(suite)
-    return -budget["warm"] if budget else -float("inf")  # a new suite may be of any length
+def of_a_person(*, whole: bool = False) -> list[Job]:
+    """Lint, format, and each suite's fast tier, or the whole suite."""
+    lint = [Job(name="ruff check", line=["ruff", "check"])]
+    lint += [Job(name="ruff format", line=["ruff", "format", "--check"])]
+    tier = [] if whole else ["--tier", "fast"]
+    title = "" if whole else " fast"
+    return [
+        *lint,
+        *(Job(name=f"{s}{title}", line=["pytest", "--quiet", *tier, s]) for s in suites()),
+    ]
 
 
-def commands(sessions: list[str]) -> dict[str, list[str]]:
-    """The checks by name, with the module and arguments that Python runs for each."""
-    if not sessions:
-        lint = {"ruff check": ["ruff", "check"], "ruff format": ["ruff", "format", "--check"]}
-        return lint | {suite: ["pytest", "--quiet", suite] for suite in suites()}
+def of_sessions(sessions: Iterable[str]) -> list[Job]:
+    """nox sessions by name; `tests-3.12` stands for the session of every package."""
     names = []
     for session in sessions:
         each = session.startswith(("tests-", "bare-")) and "(" not in session
-        folders = sorted(workspace.members(), key=lambda f: _longest_first(f"packages/{f}/tests"))
-        names += [f"{session}({folder})" for folder in folders] if each else [session]
-    return {name: ["nox", "--session", name] for name in names}
+        names += [f"{session}({f})" for f in workspace.members()] if each else [session]
+    return [Job(name=name, line=["nox", "--session", name]) for name in names]
 
 
-def run(name: str, line: list[str]) -> tuple[bool, str, float, float]:
-    """Runs one check. Returns whether it passed, its output, its seconds and CPU seconds."""
+def of_checks(checks: Iterable[changed.Check], costs: dict[str, float]) -> list[Job]:
+    """The processes for checks on record. Those that share an environment share a process."""
+    groups: dict[str, list[changed.Check]] = {}
+    for check in checks:
+        own = check.group in ("thorough-3.11", "bare-3.11", "bare-3.12", "tests-3.12")
+        group = check.group.replace("doctests", "integration")
+        groups.setdefault(check.name if own else group, []).append(check)
+    jobs = []
+    for name, members in groups.items():
+        whole = name.startswith("integration-3.11")
+        for number, batch in enumerate(_batches(members, costs) if whole else [members], 1):
+            title = f"{name} {number}" if whole else name
+            jobs.append(_job(title, batch, sum(costs.get(c.name, UNKNOWN_S) for c in batch)))
+    return sorted(jobs, key=lambda job: -job.cost_s)
+
+
+def _batches(checks: list[changed.Check], costs: dict[str, float]) -> list[list[changed.Check]]:
+    """Splits checks into `BATCHES` of about equal cost."""
+    batches: list[list[changed.Check]] = [[] for _ in range(BATCHES)]
+    totals = [0.0] * BATCHES
+    for check in sorted(checks, key=lambda c: -costs.get(c.name, UNKNOWN_S)):
+        least = totals.index(min(totals))
+        batches[least].append(check)
+        totals[least] += costs.get(check.name, UNKNOWN_S)
+    return [batch for batch in batches if batch]
+
+
+def _job(name: str, checks: list[changed.Check], cost_s: float) -> Job:
+    group, units = checks[0].group.replace("doctests", "integration"), [c.unit for c in checks]
+    files = list(dict.fromkeys(_file(check) for check in checks))
+    files += [f"--doctests={c.unit}" for c in checks if c.group.startswith("doctests")]
+    job = Job(name=name, line=[], checks=[c.name for c in checks], cost_s=cost_s)
+    session = ["nox", "--session", name]
+    outcomes = ["--outcomes", job.outcomes_file]
+    if group == "thorough-3.11":
+        line = ["pytest", "--quiet", "--tier", "thorough", f"packages/{units[0]}/tests"]
+    elif group == "integration-3.11":
+        line = ["pytest", "--quiet", "--tier", "thorough", *outcomes, *files]
+    elif group == "integration-3.12":
+        line = [*session, "--", "--tier", "sample", *outcomes, *files]
+    elif group == "tests-3.12":
+        line = [*session, "--", "--tier", "sample"]
+    else:
+        line = [*session, *(["--", *units] if any(units) and group == name else [])]
+    return dataclasses.replace(job, line=line, outcomes=group.startswith("integration-"))
+
+
+def _file(check: str | changed.Check) -> str:
+    """The integration test that makes a check."""
+    name = check if isinstance(check, str) else check.name
+    unit = name.partition("(")[2].removesuffix(")")
+    return changed.DOCTESTS if name.startswith("doctests") else f"integration_tests/{unit}"
+
+
+def run(job: Job) -> Result:
+    """Runs one job to its end."""
     started = time.monotonic()
-    print(f"{name}: running\n", end="", flush=True)  # one write: two threads share the terminal
+    print(f"{job.name}: running\n", end="", flush=True)  # one write: two threads share the terminal
+    (workspace.ROOT / job.outcomes_file).unlink(missing_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", *line],
+        [sys.executable, "-m", *job.line],
         cwd=workspace.ROOT,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},  # as in the root conftest.py
         stdin=subprocess.DEVNULL,
@@ -75,31 +181,43 @@ def run(name: str, line: list[str]) -> tuple[bool, str, float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     _running.discard(process)
     killed = f"killed by signal {-process.returncode}\n" if process.returncode < 0 else ""
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return process.returncode == 0, output + killed, time.monotonic() - started, cpu_s
+    return Result(
+        job=job,
+        passed=process.returncode == 0,
+        output=output + killed,
+        wall_s=time.monotonic() - started,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+    )
 
 
 def closing(output: str) -> str:
-    """The last line of a check that passed, and what it says of the compilation cache."""
+    """The last line of a check that passed, and its notes on the cache and on the budget."""
     lines = output.strip().splitlines() or ["passed"]
-    notes = [line for line in lines if line.startswith(suite_plugins.NOTE)]
+    notes = [line for line in lines if line.startswith(suite_plugins.NOTES)]
     # nox ends with a line of its own, after that of pytest.
     counted = [line for line in lines if " passed" in line and " in " in line]
     return "\n    ".join([(counted or lines)[-1].strip("= "), *notes])
 
 
-def run_all(checks: dict[str, list[str]]) -> list[str]:
-    """Run the checks, two at a time; the names of those that failed."""
+def run_all(
+    jobs: Sequence[Job], ended: Callable[[Result], None] = lambda result: None
+) -> list[str]:
+    """Runs the jobs, two at a time. Returns the names of those that failed.
+
+    Args:
+        jobs: In the order in which they begin.
+        ended: Receives each result.
+    """
     failed = []
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
-        running = {pool.submit(run, name, line): name for name, line in checks.items()}
         try:
-            for future in concurrent.futures.as_completed(running):
-                passed, output, wall_s, cpu_s = future.result()
-                name = running[future]
-                failed += [] if passed else [name]
-                text = closing(output) if passed else f"FAILED\n{output}"
-                print(f"{name} ({wall_s:.0f} s, {cpu_s:.0f} CPU s): {text}", flush=True)
+            for future in concurrent.futures.as_completed([pool.submit(run, job) for job in jobs]):
+                result = future.result()
+                ended(result)
+                failed += [] if result.passed else [result.job.name]
+                text = closing(result.output) if result.passed else f"FAILED\n{result.output}"
+                cost = f"{result.wall_s:.0f} s, {result.cpu_s:.0f} CPU s"
+                print(f"{result.job.name} ({cost}): {text}", flush=True)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(_running):
@@ -108,29 +226,88 @@ def run_all(checks: dict[str, list[str]]) -> list[str]:
     return failed
 
 
+def outcomes(result: Result) -> dict[str, float]:
+    """CPU seconds of the checks of a job that passed, also of a job that failed in other files."""
+    file = workspace.ROOT / result.job.outcomes_file
+    if not result.job.outcomes:
+        share = result.cpu_s / max(1, len(result.job.checks))
+        return dict.fromkeys(result.job.checks, share) if result.passed else {}
+    if not file.exists():  # it was killed
+        return {}
+    by_file = json.loads(file.read_text(encoding="utf-8"))
+    found = {c: by_file.get(Path(_file(c)).name) for c in result.job.checks}
+    return {c: outcome["cpu_s"] for c, outcome in found.items() if outcome and outcome["passed"]}
+
+
+def landing(*, everything: bool) -> list[str]:
+    """What must pass before a commit lands. Returns the names of the jobs that failed."""
+    tree = changed.Tree()
+    keys, root = changed.keys(tree), workspace.ROOT
+    known = passed.standing(root, keys, everything=everything)
+    checks = [check for check in changed.checks(tree) if check.name not in known.passed]
+    jobs = [*of_a_person(), *of_sessions(ALWAYS), *of_checks(checks, dict(known.costs))]
+    print(table(jobs, known), flush=True)
+    blocked = passed.unusable(root)
+
+    def record(result: Result) -> None:
+        if not blocked and (found := outcomes(result)):
+            passed.add(root, found, keys)
+
+    failed = run_all(jobs, record)
+    if blocked:
+        print(f"nothing is recorded: {blocked}")
+    elif not failed and passed.close(root, keys):
+        print(f"{changed.RECORD}: every check has passed; commit it")
+    elif not failed:
+        print(f"{changed.RECORD}: commit it")
+    return failed
+
+
+def table(jobs: Sequence[Job], known: passed.Standing) -> str:
+    """The jobs that run, and the checks on record with date and commit."""
+    lines = [f"runs: {len(jobs)} jobs" + (f" ({known.reason})" if known.reason else "")]
+    for job in jobs:
+        of = "" if len(job.checks) < 2 else f": {len(job.checks)} checks"
+        lines.append(f"  {job.name}{of}")
+    by_pass: dict[tuple[str, str], list[str]] = {}
+    for name, record in sorted(known.passed.items()):
+        by_pass.setdefault((record.date, record.commit), []).append(name)
+    saved_s = sum(record.cpu_s for record in known.passed.values())
+    lines.append(f"leaves out: {len(known.passed)} checks of {saved_s:.0f} CPU s, passed before")
+    for (date, commit), names in sorted(by_pass.items()):
+        lines.append(f"  {date} {commit}: {', '.join(names)}")
+    age = f"{known.whole.days(passed.today())} days ago" if known.whole else "not on record"
+    return "\n".join([*lines, f"last whole pass: {age}"])
+
+
 def main() -> int:
     """Run all; the exit status is 1 if anything failed, 130 if it was interrupted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--times", action="store_true", help="end with a table of the suites' time")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--all", action="store_true", help="whole suites")
+    kind.add_argument("--landing", action="store_true", help="what must pass before a commit lands")
+    parser.add_argument("--everything", action="store_true", help="let no record count")
     parser.add_argument("sessions", nargs="*", metavar="SESSION", help="of noxfile.py")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    checks, started = commands(asked.sessions), time.monotonic()
+    started = time.monotonic()
     try:
-        failed = run_all(checks)
+        if asked.landing:
+            title, failed = ".ci/run", landing(everything=asked.everything)
+        elif asked.sessions:
+            title, failed = "sessions", run_all(of_sessions(asked.sessions))
+        else:
+            title, failed = "scripts/test", run_all(of_a_person(whole=asked.all))
     except KeyboardInterrupt:
         print("interrupted; the same command begins anew", file=sys.stderr)
         return INTERRUPTED
     minutes = (time.monotonic() - started) / 60
-    if asked.times:
-        suite_times.main()
-    title = "sessions" if asked.sessions else "scripts/test"
     if failed:
         print(f"{title}: FAILED after {minutes:.1f} minutes: {', '.join(failed)}")
         if "ruff format" in failed:
             print("    .venv/bin/ruff format   mends the format")
         return 1
-    print(f"{title}: all {len(checks)} checks passed in {minutes:.1f} minutes")
+    print(f"{title}: all checks passed in {minutes:.1f} minutes")
     return 0
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The language and the public surface of every package; see CONTRIBUTING.md, section Voice."""
+"""The language and the public surface of every package; docs/develop/writing.md."""
 
 import ast
 import importlib
@@ -95,6 +95,7 @@ def documents(member: workspace.Member) -> Iterator[tuple[Path, str, ModuleType]
                 yield file, ast.get_docstring(node) or "", module
     pages = [member.path / "README.md", voice.ROOT / f"docs/packages/{member.folder}.md"]
     pages += [voice.ROOT / "README.md", voice.ROOT / "CONTRIBUTING.md"]
+    pages += sorted(voice.ROOT.glob("docs/develop/*.md"))
     yield from ((page, page.read_text(), package) for page in pages)
 
 

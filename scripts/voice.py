@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the language of the packages: docstrings, `Args:` sections, names of results.
 
-Run `python scripts/voice.py [FOLDER ...]` for one line per finding. CONTRIBUTING.md has the rules.
+Run `python scripts/voice.py [FOLDER ...]` for one line per finding. docs/develop/writing.md has the
+rules.
 Reads syntax trees; imports nothing.
 """
 

@@ -7,8 +7,6 @@ The eager call on one device is the expected value; the conformance suites compa
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels import (
     adjust_logits,
     attention,
@@ -30,6 +29,8 @@ from dovetail_kernels import (
     warp_logits,
 )
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = Path(__file__).parent / "programs" / "composition.py"
 # Sums of at most 41 terms of about 1 in another order, and sines of them: a few units of float32.
 TOLERANCE = 5e-6
@@ -39,13 +40,7 @@ REFUSED = {("experts", "explicit"): "Gather that axis with jax.sharding.reshard,
 
 
 def table(*transformations):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *transformations],
-        env=forced_devices.environment(2),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM, *transformations], env=forced_devices.environment(2))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -164,13 +159,7 @@ def test_eager_calls_compile_once():
 def test_a_thousand_calls_of_an_engine_compile_nothing_and_keep_their_memory():
     """800 calls after 200 to warm up. An arena of malloc may grow: 16 MiB, or 20 KiB for a call."""
     program = PROGRAM.with_name("engine_loop.py")
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env=forced_devices.environment(1),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([program], env=forced_devices.environment(1))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert sum(result["operations"].values()) >= 1000

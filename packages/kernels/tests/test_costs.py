@@ -103,6 +103,7 @@ def test_bytes_are_arguments_and_results():
     assert written == 2 * 2 * 4 * 10 * 8 * 64 + 4 * 10
 
 
+@pytest.mark.thorough
 def test_a_search_for_a_threshold_costs_passes():
     keys = jax.random.split(jax.random.key(0), 32)
 

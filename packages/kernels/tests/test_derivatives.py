@@ -143,6 +143,7 @@ EVERY = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_references_and_plain_formulas_have_every_derivative(name):
     """Against central differences of its own first gradient, in float64 under x64.
@@ -174,6 +175,7 @@ def test_references_and_plain_formulas_have_every_derivative(name):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 def test_a_permutation_has_second_derivatives_in_reverse_mode():
     """Its gradients are gathers and products, which JAX differentiates: against their formula."""
     x, gates = normal(5, 3), jnp.abs(normal(5, 2))
@@ -196,6 +198,7 @@ def test_a_permutation_has_second_derivatives_in_reverse_mode():
     np.testing.assert_allclose(got[1], dgates, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_advice_for_quantized_weights_is_differentiated_twice():
     x = normal(3, 4)
     hessian = jax.hessian(lambda x: total(lambda x: x @ unpack_weights(PACKED), x))(x)

@@ -80,6 +80,7 @@ def shape(*sizes, dtype="float32"):
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
+@pytest.mark.thorough
 def test_the_precision_is_that_of_the_arguments():
     def precision(dtype):
         q = shape(1, 8, 2, 16, dtype=dtype)

@@ -59,6 +59,7 @@ def test_values_and_gradients(activation, dtype):
         assert (error <= 100 * (8 * fine + 1e-9) + float(jnp.finfo(dtype).eps) * abs(other)).all()
 
 
+@pytest.mark.thorough
 def test_the_form_of_gpt_oss():
     gate, up = (jnp.asarray(a * 4, jnp.float32) for a in (GATE, UP))
     got = glu(gate, up, alpha=1.702, limit=7.0, offset=1.0)
@@ -68,6 +69,7 @@ def test_the_form_of_gpt_oss():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_what_a_limit_cuts_has_no_gradient():
     gate, up = jnp.asarray([-9.0, 9.0, 1.0, 1.0]), jnp.asarray([1.0, 1.0, 9.0, -9.0])
     d_gate, d_up = jax.grad(lambda *a: glu(*a, limit=7.0).sum(), (0, 1))(gate, up)
@@ -82,6 +84,7 @@ def test_the_backward_pass_keeps_gate_and_up_alone():
     assert sorted(str(leaf.dtype) for leaf in kept) == ["bfloat16", "bfloat16"]
 
 
+@pytest.mark.thorough
 def test_forward_mode_vmap_and_repeated_bits():
     gate, up = jnp.asarray(GATE, jnp.float32), jnp.asarray(UP, jnp.float32)
     run = jax.jit(lambda gate, up: glu(gate, up))

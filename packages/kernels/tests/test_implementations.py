@@ -100,6 +100,7 @@ def test_its_refusal_is_reported(name):
     assert (report.selected, report.choices[0].reason) == ("reference", "it is shy")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_eager_calls_compile_once_for_each_object(name, uncached):
     op, _, args, options = CASES[name]
@@ -121,6 +122,7 @@ def test_eager_calls_compile_once_for_each_object(name, uncached):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.thorough
 def test_a_shard_s_call_has_the_shapes_of_its_arrays(traced_anew):
     calls = []
 

@@ -108,6 +108,7 @@ def test_a_mixture_of_experts_and_its_gradients(platform):
     assert "stablehlo.sort" in module
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("products with weights of 8 and 4 bits", on=("cuda", "tpu"))
 @pytest.mark.parametrize("platform", DEVICES)
 @pytest.mark.parametrize("bits", [8, 4])
@@ -130,6 +131,7 @@ def test_sampling_without_a_sort(platform):
     assert "stablehlo.sort" not in module
 
 
+@pytest.mark.thorough
 def test_attention_is_exported_for_a_gpu_with_its_blocks():
     """The documented export for another device: the blocks chosen there, not those of the CPU."""
 

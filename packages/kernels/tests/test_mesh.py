@@ -2,28 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """One program on eight devices, and what needs none."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.mesh import per_shard
 
 PROGRAM = Path(__file__).parent / "programs" / "per_shard.py"
 
 
+@pytest.mark.thorough
 def test_each_shard_of_an_explicit_mesh():
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env=forced_devices.environment(8))
     assert done.stdout == "ok\n", done.stderr
 
 

@@ -33,6 +33,7 @@ def expected(x, g, scale, *, centred):
     return normed * scale, dx, (g * normed).sum((0, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("centred", [False, True])
 def test_values_and_gradients(dtype, centred):
@@ -110,6 +111,7 @@ def test_numbers_whose_squares_float16_cannot_hold():
     np.testing.assert_array_equal(rms_norm(x, None, eps=EPS), np.ones((2, 8)))
 
 
+@pytest.mark.thorough
 def test_forward_mode_vmap_checkpoint_and_repeated_bits():
     x, scale = jnp.asarray(X, jnp.float32), jnp.asarray(SCALE, jnp.float32)
     run = jax.jit(lambda x, scale: rms_norm(x, scale, eps=EPS))

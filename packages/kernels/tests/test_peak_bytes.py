@@ -18,6 +18,8 @@ from dovetail_kernels import (
     quantized_matmul,
 )
 
+pytestmark = pytest.mark.thorough
+
 # XLA may give one buffer to arrays that are counted apart, and may keep one copy more. It does so
 # for one array in three at most.
 FACTOR = 1.5

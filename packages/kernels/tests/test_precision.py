@@ -89,6 +89,7 @@ def _precisions(call, impl, dtype, platform):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("platform", DEVICES)
 @pytest.mark.parametrize("call, impl", CALLS, ids=lambda x: getattr(x, "__name__", x))
 def test_every_product_of_float32_is_in_float32(call, impl, platform):

@@ -79,6 +79,7 @@ def test_forward_and_backward_have_the_names(names):
     assert any(has_names(place, backward) and "transpose" in place for place in both)
 
 
+@pytest.mark.thorough
 def test_operations_without_gradients_have_the_names():
     shapes = _shape(3, 2, 8), _shape(5, 4, 2, 1, 8), _integers(2, 3), _integers(2), _integers(3)
 

@@ -56,6 +56,7 @@ def test_values_and_gradients(dtype, interleaved, dims):
         np.testing.assert_array_equal(got[..., 6:], x[..., 6:])
 
 
+@pytest.mark.thorough
 def test_given_frequencies():
     x, given = jnp.asarray(X, jnp.float32), np.array([0.3, 0.01, 2.0], np.float32)
     want = turned(X, POSITIONS, given, interleaved=False)
@@ -69,6 +70,7 @@ def test_given_frequencies():
     )
 
 
+@pytest.mark.thorough
 def test_a_factor_multiplies_what_turns():
     x = jnp.asarray(X, jnp.float32)
     got = rope(x, POSITIONS, theta=THETA, dims=4, factor=1.5)
@@ -77,6 +79,7 @@ def test_a_factor_multiplies_what_turns():
     np.testing.assert_array_equal(got[..., 4:], x[..., 4:])
 
 
+@pytest.mark.thorough
 def test_positions_of_all_rows_or_of_each():
     x = jnp.asarray(X, jnp.float32)
     one = rope(x, POSITIONS[1], theta=THETA)
@@ -86,6 +89,7 @@ def test_positions_of_all_rows_or_of_each():
     np.testing.assert_array_equal(both[1], one[1])
 
 
+@pytest.mark.thorough
 def test_scores_depend_on_distance_alone():
     q, k = (jnp.asarray(x, jnp.float32)[:, :1, :1] for x in (X, X[::-1]))
     dots = [
@@ -95,6 +99,7 @@ def test_scores_depend_on_distance_alone():
     np.testing.assert_allclose(dots[0], dots[1], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_forward_mode_and_a_gradient_of_frequencies():
     x, given = jnp.asarray(X[:1], jnp.float32), jnp.asarray([0.3, 0.01], jnp.float32)
     run = jax.jit(lambda x, f: rope(x, POSITIONS[:1], frequencies=f))

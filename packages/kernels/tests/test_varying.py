@@ -4,6 +4,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from dovetail_kernels.varying import varying
@@ -16,6 +17,7 @@ def test_outside_of_a_map_arrays_stay_as_they_are():
     assert varying({"a": zeros}, jnp.ones(2))["a"] is zeros
 
 
+@pytest.mark.thorough
 def test_a_carry_varies_with_the_data_and_gradients_are_summed():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
 

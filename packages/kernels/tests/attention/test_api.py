@@ -3,8 +3,6 @@
 """Every implementation of ours against the suite, choices among them, and meshes."""
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.attention.api import attention, plan_attention
 from dovetail_kernels.testing.attention import cases, check, features
 
@@ -78,6 +77,7 @@ def test_the_suite_asks_for_every_option():
     assert options | {"causal", "window", "two_sided_window", "gqa", "cross"} <= features()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["blocked", "reference"])
 def test_what_a_decoder_is_given_today(impl):
     """The semantics of the attention that dovetail-models documents, written out for one row."""
@@ -112,6 +112,7 @@ def test_what_a_decoder_is_given_today(impl):
             np.testing.assert_allclose(found[0, i, head], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_no_row_depends_on_whether_one_array_or_a_pair_is_given():
     q, k, v = arrays(np.random.default_rng(1))
     ids = np.random.default_rng(2).integers(0, 3, (2, 9)).astype(np.int32)
@@ -122,6 +123,7 @@ def test_no_row_depends_on_whether_one_array_or_a_pair_is_given():
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.thorough
 def test_numpy_arrays_are_taken():
     rng = np.random.default_rng(2)
     q, k, v = (np.asarray(x) for x in arrays(rng, b=1, t=2, s=2))
@@ -132,6 +134,7 @@ def test_numpy_arrays_are_taken():
     )
 
 
+@pytest.mark.thorough
 def test_stats_name_what_they_hold():
     q, k, v = arrays(np.random.default_rng(3))
     out, stats = jax.jit(functools.partial(attention, stats=True))(q, k, v)
@@ -150,6 +153,7 @@ def test_the_largest_logit_has_no_gradient():
         assert not gradient.any()
 
 
+@pytest.mark.thorough
 def test_partial_results_combine_by_lse():
     """What ring attention does: halves of the keys, weighted by their share of the denominator.
 
@@ -193,19 +197,15 @@ def test_an_implementation_that_cannot_is_refused_with_the_reason():
     assert plan_attention(q, k, v, impl=("cudnn", "reference")).choose().name == "reference"
 
 
+@pytest.mark.costly("the capability is a program on eight devices")
 @pytest.mark.capability("attention on eight devices")
 @pytest.mark.parametrize("mesh", ["auto", "explicit"])
 def test_on_eight_devices(mesh):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), mesh],
-        env=forced_devices.environment(8, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM, mesh], env=forced_devices.environment(8, cached=True))
     assert done.stdout == "ok\n", done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["blocked", "reference"])
 def test_narrow_positions_and_wide_windows_do_not_wrap(impl):
     rng = np.random.default_rng(5)
@@ -221,6 +221,7 @@ def test_narrow_positions_and_wide_windows_do_not_wrap(impl):
     np.testing.assert_array_equal(run(kv_lengths=lengths), run(kv_lengths=np.array([100], "i4")))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["blocked", "reference"])
 def test_a_symbolic_batch_is_exported(impl):
     """One export serves batches of any size, with gradients."""

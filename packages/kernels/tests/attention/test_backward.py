@@ -12,6 +12,8 @@ from dovetail_kernels.attention.backward import backward
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.tiles import cut
 
+pytestmark = pytest.mark.thorough
+
 T = 27
 
 

@@ -33,6 +33,7 @@ def temp_bytes(t):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.thorough
 def test_memory_grows_linearly():
     short, long = temp_bytes(2048), temp_bytes(8192)
     # Of the inputs that are four times as long; logits would be sixteen times as many, 512 MiB.
@@ -40,6 +41,7 @@ def test_memory_grows_linearly():
     assert long < 4 * 8192 * 2 * 64 * 4
 
 
+@pytest.mark.thorough
 def test_a_broadcast_bias_and_its_gradient_stay_as_small():
     """Of ALiBi's kind, one for all rows, and by keys alone; all logits would be 128 MiB."""
     b, t, n = 8, 1024, 4
@@ -59,6 +61,7 @@ def test_a_broadcast_bias_and_its_gradient_stay_as_small():
     assert temporary(1, n, t, t) < by_key + 4 * (n * t * t * 4)
 
 
+@pytest.mark.thorough
 def test_a_large_bias_does_not_reach_the_padding():
     """150 queries are filled up to 152: there exp(bias) is no float32, and inf times 0 is NaN."""
     q, k, v = arrays(150)
@@ -70,6 +73,7 @@ def test_a_large_bias_does_not_reach_the_padding():
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["blocked", "reference"])
 def test_a_bias_of_minus_infinity_has_no_weight_and_no_gradient(impl):
     q, k, v = arrays(150)
@@ -90,6 +94,7 @@ def test_a_bias_of_minus_infinity_has_no_weight_and_no_gradient(impl):
     assert np.isfinite(dbias).all()
 
 
+@pytest.mark.thorough
 def test_a_non_finite_bias_of_a_hidden_pair_reaches_nothing():
     q, k, v = arrays(20, b=2)
     mask = np.random.default_rng(4).random((1, 1, 20, 20)) < 0.5
@@ -100,6 +105,7 @@ def test_a_non_finite_bias_of_a_hidden_pair_reaches_nothing():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_causal_halves_the_blocks_and_so_the_work(monkeypatch):
     """XLA counts a loop's body once: bodies are counted here, the FLOPs of one below."""
     executed = []
@@ -121,6 +127,7 @@ def test_causal_halves_the_blocks_and_so_the_work(monkeypatch):
         assert blocked.BLOCKED.work(call).flops == blocks * 2 * 2 * 128 * 128 * 8
 
 
+@pytest.mark.thorough
 def test_work_of_one_block_is_what_xla_counts():
     q, k, v = (jax.ShapeDtypeStruct((1, 128, n, 64), jnp.float32) for n in (4, 2, 2))
     work = blocked.BLOCKED.work(plan_attention(q, k, v, causal=True).call)
@@ -135,6 +142,7 @@ def test_work_of_one_block_is_what_xla_counts():
 LENGTHS = [1, 2, 7, 127, 128, 129, 255, 300]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("t, s", [(1, 129), (127, 1), (300, 300)])
 def test_every_length_on_either_side(t, s):
     positions = t != s and "pair"
@@ -160,6 +168,7 @@ def test_every_length_with_gradients(t, s):
     check(CALL, case)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("traced_anew")
 @pytest.mark.parametrize("bias", [None, "bs", "nts"])
 def test_rows_together_are_rows_one_by_one(monkeypatch, bias):
@@ -196,6 +205,7 @@ def test_a_symbolic_batch_has_the_blocks_of_one_row():
     assert blocked._cuts(dataclasses.replace(call, batch=rows)) == blocked._cuts(call)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["stats", "bias of all rows"])
 def test_float64_is_float64_throughout(name):
     case = next(case for case in cases() if case.name == name)
@@ -203,6 +213,7 @@ def test_float64_is_float64_throughout(name):
         check(CALL, dataclasses.replace(case, dtype="float64"))
 
 
+@pytest.mark.thorough
 def test_under_vmap_each_row_has_its_own_segments():
     x = arrays(140, b=3)
     ids = jnp.asarray(np.sort(np.random.default_rng(1).integers(0, 5, (3, 140)), 1), jnp.int32)
@@ -217,6 +228,7 @@ def test_under_vmap_each_row_has_its_own_segments():
         np.testing.assert_allclose(a[:, 0], b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_checkpoint_and_repetition_give_the_same_bits():
     x = arrays(150, b=2)
     call = functools.partial(CALL, causal=True, window=50)
@@ -227,6 +239,7 @@ def test_checkpoint_and_repetition_give_the_same_bits():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_a_row_has_the_same_bits_alone_and_in_a_batch():
     x = arrays(150, b=3)
     call = jax.jit(functools.partial(CALL, causal=True))
@@ -276,6 +289,7 @@ def test_lowers_for_a_gpu_and_a_tpu(dtype):
         assert "custom_call" not in exported.mlir_module()
 
 
+@pytest.mark.thorough
 def test_a_saved_forward_does_not_run_again():
     x = jnp.ones((1, 300, 2, 8))
 
@@ -291,6 +305,7 @@ def test_a_saved_forward_does_not_run_again():
     assert loops(jax.checkpoint_policies.nothing_saveable) == 3
 
 
+@pytest.mark.thorough
 def test_a_traced_length_beyond_the_keys_is_all_of_them():
     """150 keys are filled up to 152, which such a length would count."""
     q, k, v = arrays(150)

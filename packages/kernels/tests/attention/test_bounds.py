@@ -121,6 +121,7 @@ def conditions(draw):
     }
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=15, derandomize=True)
 @given(conditions())
 def test_nothing_visible_is_left_out(conditions):
@@ -138,6 +139,7 @@ def test_blocks_that_a_window_cuts_are_not_whole(causal):
 NONE = {"causal": False, "window": None, "segments": None, "positions": None, "lengths": None}
 
 
+@pytest.mark.thorough
 def test_packed_rows_visit_only_their_own_segments():
     """Four segments of two blocks each: three blocks per segment under causal, of 36 of the row."""
     segments = np.tile(np.repeat(np.arange(4), 16), (2, 1)).astype(np.int32)
@@ -146,6 +148,7 @@ def test_packed_rows_visit_only_their_own_segments():
     assert np.asarray(at.visits.whole).sum() == 2 * 4
 
 
+@pytest.mark.thorough
 def test_a_mask_leaves_out_blocks_that_it_hides_from_every_head():
     mask = np.zeros((1, 1, 64, 64), bool)
     mask[:, :, :, 8:16] = mask[:, :, 40:, 20:30] = True
@@ -159,6 +162,7 @@ def test_a_mask_leaves_out_blocks_that_it_hides_from_every_head():
     assert not all_shown.any()
 
 
+@pytest.mark.thorough
 def test_holes_are_not_visited():
     """Early and late part of a row on one device, as balanced ring attention deals them out."""
     query = np.tile(np.r_[0:16, 112:128], (2, 1)).astype(np.int32)
@@ -168,6 +172,7 @@ def test_holes_are_not_visited():
     np.testing.assert_array_equal(at.visits.whole, [[0, 0], [2, 2]])
 
 
+@pytest.mark.thorough
 def test_extreme_segments_do_not_overflow():
     ids = np.full((2, 9), np.iinfo(np.int32).min, np.int32)
     ids[:, 5:] = np.iinfo(np.int32).max

@@ -97,6 +97,7 @@ def through_jax_nn(monkeypatch):
     return attention
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("attention by cuDNN")
 def test_options_mean_to_jax_nn_what_they_mean_here(monkeypatch):
     """In float32, since what is tested is the meaning, not the rounding."""

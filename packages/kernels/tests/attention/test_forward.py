@@ -36,6 +36,7 @@ def expected():
     return out, lse, np.where(see[:, :, None, :], logits, -np.inf).max((1, 3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(16, 8), (8, 40)])
 def test_rows_that_visit_in_step_and_blocks_of_any_size(sizes):
     queries, keys = cut(T, sizes[0]), cut(S, sizes[1])
@@ -45,6 +46,7 @@ def test_rows_that_visit_in_step_and_blocks_of_any_size(sizes):
         np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_a_block_larger_than_the_axis_is_filling():
     found = jax.jit(lambda x: forward(CALL, x, Cut(64, 1), Cut(64, 1)))(INPUTS)
     for value, wanted in zip(found, expected(), strict=True):
@@ -65,6 +67,7 @@ def test_a_sink_far_from_the_logits_does_not_overflow(sink):
     np.testing.assert_allclose(out, np.einsum("btns,bsnh->btnh", weights, v), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_filling_is_not_the_largest_logit():
     """All logits are below 0, which a filling query of zeros would have."""
     q, k = -jnp.abs(Q) - 1, jnp.abs(K) + 1

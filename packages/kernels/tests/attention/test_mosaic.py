@@ -167,6 +167,7 @@ def test_the_kernel_says_its_cost():
     assert (f"cost_estimate={estimate}" in program) == has_argument
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("attention on the tensor cores of Hopper", on="cuda")
 @pytest.mark.parametrize("transform", ["grad", "vmap", "checkpoint", "x64"])
 def test_lowers_under(transform):
@@ -188,6 +189,7 @@ def test_lowers_under(transform):
         assert "mosaic_gpu" in _lowered(of, *shapes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names, forwards", [((NAME,), 1), ((), 2)])
 def test_a_checkpoint_that_saves_its_name_runs_forward_once(names, forwards):
     policy = jax.checkpoint_policies.save_only_these_names(*names)
@@ -200,6 +202,7 @@ def test_a_checkpoint_that_saves_its_name_runs_forward_once(names, forwards):
     assert text.count("custom_call @mosaic_gpu") == forwards
 
 
+@pytest.mark.thorough
 def test_no_array_of_queries_by_keys():
     ids = jnp.zeros((2, 1100), jnp.int32)
 
@@ -270,6 +273,7 @@ def test_vmap_is_a_batch():
     np.testing.assert_array_equal(np.float32(mapped[:, 0]), np.float32(batch))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 100}])
 def test_work_is_that_of_the_products(options):
     shapes = _shapes(queries=512, keys=512)
@@ -283,6 +287,7 @@ def test_work_is_that_of_the_products(options):
     assert share * every["flops"] == pytest.approx(work.flops, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_work_counts_bytes_of_arguments_and_results():
     shapes = _shapes(value=128)
     options = {"stats": True}
@@ -297,6 +302,7 @@ def test_work_counts_bytes_of_arguments_and_results():
     assert hiding.bytes - work.bytes == 2 * sum(2 * x.size for x in shapes[1:])
 
 
+@pytest.mark.thorough
 def test_a_second_derivative_names_the_reference():
     def loss(q):
         return attention(q, q, q, impl="mosaic").astype(jnp.float32).sum()

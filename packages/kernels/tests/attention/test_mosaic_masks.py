@@ -12,6 +12,8 @@ from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.mosaic_masks import masks
 from dovetail_kernels.attention.tiles import Cut
 
+pytestmark = pytest.mark.thorough
+
 # Of 8, not 128 as in the kernel: more blocks from fewer queries.
 _SIZE = 8
 

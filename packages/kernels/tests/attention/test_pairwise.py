@@ -30,6 +30,7 @@ def padded(x):
     return x, np.broadcast_to(x, (B, N, 12, 16))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ids", [[1], [0, 1], [1, 1]])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_block_and_its_gradient(shape, ids):

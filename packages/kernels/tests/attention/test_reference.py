@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dovetail_kernels.attention.api import attention, plan_attention
 from dovetail_kernels.attention.reference import REFERENCE
@@ -16,6 +17,7 @@ RNG = np.random.default_rng(0)
 Q, K, V = (jnp.asarray(RNG.standard_normal((1, 5, n, 4)), jnp.float32) for n in (2, 1, 1))
 
 
+@pytest.mark.thorough
 def test_forward_mode_over_reverse_is_the_slope_of_the_gradient():
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)
@@ -38,6 +40,7 @@ def test_refuses_nothing():
     assert REFERENCE.refuse(plan.call) is None
 
 
+@pytest.mark.thorough
 def test_work_is_what_xla_counts():
     q = jax.ShapeDtypeStruct((2, 64, 4, 32), jnp.float32)
     k = v = jax.ShapeDtypeStruct((2, 96, 2, 32), jnp.float32)

@@ -36,12 +36,14 @@ OPTIONS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIONS)
 def test_suite(name):
     case = dataclasses.replace(CASE, **OPTIONS[name])
     check(functools.partial(attention, impl="blocked"), case, grad=name == "bias of rows")
 
 
+@pytest.mark.thorough
 def test_joined_products_are_those_of_each_head():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, t, n, h)) for t, n, h in ((1, 6, 4), (9, 3, 4), (9, 3, 5)))
@@ -58,6 +60,7 @@ def test_joined_products_are_those_of_each_head():
     np.testing.assert_allclose(single.split(call, jnp.asarray(out)), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_keys_are_not_copied():
     """Only blocks of one row are, for a batch of 16 MiB of keys and values."""
     q = jax.ShapeDtypeStruct((8, 1, 8, 64), jnp.float32)

@@ -4,6 +4,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ X = RNG.standard_normal((2, 12, 6, 3)).astype(np.float32)
 ONE = Cut(4, 3)
 
 
+@pytest.mark.thorough
 def test_filled_up_to_whole_blocks():
     found = tiles.filled(jnp.asarray(X[:, :10]), ONE)
     np.testing.assert_array_equal(found[:, :10], X[:, :10])

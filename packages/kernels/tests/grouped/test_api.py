@@ -1,8 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.grouped import api
 from dovetail_kernels.grouped.api import grouped_matmul, plan_grouped_matmul
@@ -26,12 +25,14 @@ W = jax.ShapeDtypeStruct((3, 4, 5), jnp.float32)
 SIZES = jax.ShapeDtypeStruct((3,), jnp.int32)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("grouped products of a mixture of experts")
 @pytest.mark.parametrize("impl", IMPLS)
 def test_every_implementation_gives_the_documented_answer(impl):
     suite.check_grouped_matmul(FUNCTIONS[impl], supports=suite.FEATURES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["tiles", *(pytest.param(i, marks=SLOW) for i in IMPLS[1:])])
 def test_float64(impl):
     with jax.enable_x64(True):
@@ -40,6 +41,7 @@ def test_float64(impl):
         suite.check(FUNCTIONS[impl], found[0])
 
 
+@pytest.mark.thorough
 def test_the_peer_is_refused_or_right():
     # Its answers to wrong sizes are other ones, and it has no rule for a batch of x that shares w.
     plain = suite.FEATURES - {"wrong", "vmap", "float64"}
@@ -48,18 +50,14 @@ def test_the_peer_is_refused_or_right():
             suite.check(jax.lax.ragged_dot, case)
 
 
+@pytest.mark.thorough
 def test_on_eight_devices():
     strict = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env={**forced_devices.environment(8, cached=True), **strict},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env={**forced_devices.environment(8, cached=True), **strict})
     assert done.stdout == "ok\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_in_place_of_ragged_dot():
     # As a layer calls it: by position, traced, under jax.checkpoint.
     rng = np.random.default_rng(0)
@@ -78,6 +76,7 @@ def test_in_place_of_ragged_dot():
         np.testing.assert_allclose(one, other, rtol=0, atol=35 * 10 * np.finfo(np.float32).eps)
 
 
+@pytest.mark.thorough
 def test_bits_repeat():
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.standard_normal((12, 4)), jnp.float32)
@@ -87,6 +86,7 @@ def test_bits_repeat():
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+@pytest.mark.thorough
 def test_numpy_and_other_integers():
     x, w = np.ones((4, 2), np.float32), np.full((2, 2, 3), 2, np.float32)
     for dtype in (np.int64, np.uint8):
@@ -162,6 +162,7 @@ def test_an_unknown_implementation(monkeypatch):
         grouped_matmul(jnp.ones((2, 3)), jnp.ones((1, 3, 4)), jnp.array([2]), impl="sorted")
 
 
+@pytest.mark.thorough
 def test_a_symbolic_number_of_rows_is_exported():
     (rows,) = jax.export.symbolic_shape("m")
     shapes = (rows, 16), (3, 16, 5)

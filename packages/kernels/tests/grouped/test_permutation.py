@@ -25,6 +25,7 @@ SHAPES = st.sampled_from([(0, 2, 3), (9, 4, 4), (8, 3, 7)])
 permuted = jax.jit(permute, static_argnames="count")
 
 
+@pytest.mark.thorough
 @given(SHAPES, st.integers(0, 999))
 @settings(deadline=None, max_examples=25, derandomize=True)
 def test_rows_lie_expert_by_expert_in_the_order_of_tokens(shape, seed):
@@ -62,6 +63,7 @@ def dense(x, w, weights, experts, g):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("routing of a mixture of experts")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_a_layer_is_the_dense_one(dtype):
@@ -97,6 +99,7 @@ def test_neither_way_nor_gradient_scatters():
     assert "scatter" not in text
 
 
+@pytest.mark.thorough
 def test_sums_go_from_the_first_choice_on():
     rows = jnp.asarray([[1e8], [1.0], [-1e8], [1.0]], jnp.float32)
     plan = Permutation(jnp.arange(4), jnp.arange(4).reshape(1, 4), jnp.int32(4))
@@ -104,6 +107,7 @@ def test_sums_go_from_the_first_choice_on():
     assert unpermute(rows, plan, jnp.ones((1, 4))).item() == 1.0
 
 
+@pytest.mark.thorough
 def test_vmap_and_checkpoint():
     x, experts, weights, _ = drawn(6, 2, 4)
     batches = [jnp.stack([jnp.asarray(a), jnp.asarray(a)[::-1]]) for a in (x, weights, experts)]

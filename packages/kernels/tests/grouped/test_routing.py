@@ -14,10 +14,12 @@ from dovetail_kernels.testing import routing as suite
 LOGITS = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 8)), jnp.float32)
 
 
+@pytest.mark.thorough
 def test_every_case_of_the_suite():
     suite.check_route_tokens(route_tokens, supports=suite.FEATURES)
 
 
+@pytest.mark.thorough
 def test_float64():
     with jax.enable_x64(True):
         logits = np.random.default_rng(1).standard_normal((5, 8)) * 3
@@ -29,6 +31,7 @@ def test_float64():
         np.testing.assert_allclose(weights, expected[1], rtol=50 * np.finfo(float).eps)
 
 
+@pytest.mark.thorough
 def test_any_token_axes_vmap_and_jit():
     weights, experts = route_tokens(LOGITS, k=3)
     assert weights.shape == experts.shape == (2, 5, 3)
@@ -42,6 +45,7 @@ def test_any_token_axes_vmap_and_jit():
     assert route_tokens(LOGITS[0, 0], k=2)[0].shape == (2,)
 
 
+@pytest.mark.thorough
 def test_scores_that_float32_rounds_to_one_keep_their_order():
     logits = jnp.asarray([[30.0, 50.0, 40.0, 20.0]])
     weights, experts = route_tokens(logits, k=2, score="sigmoid")
@@ -58,6 +62,7 @@ def test_a_softmax_over_the_chosen_logits_alone():
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_bias_has_no_gradient_and_only_chooses():
     bias = jnp.asarray(np.linspace(-1, 1, 8), jnp.float32)
     grad = jax.grad(lambda b: route_tokens(LOGITS, k=3, bias=b, normalise=False)[0].sum())(bias)
@@ -69,6 +74,7 @@ def test_the_bias_has_no_gradient_and_only_chooses():
     np.testing.assert_allclose(weights[..., 0], softmax[..., 6], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_negative_bias_cannot_lead_out_of_the_kept_groups():
     # Experts outside are worth less than any inside, also than merits below 0.
     groups, bias = ExpertGroups(count=4, k=1), jnp.full(8, -5.0)

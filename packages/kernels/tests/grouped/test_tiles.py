@@ -80,6 +80,7 @@ SPLITS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows, sizes", SPLITS)
 def test_work_is_that_of_the_tiles_of_groups_that_have_rows(rows, sizes):
     x, w, g, sizes_array = arguments(rows, sizes)
@@ -141,6 +142,7 @@ def test_the_height_of_a_tile():
     assert {pair: tiles.tile_rows(*pair) for pair in pairs} == pairs
 
 
+@pytest.mark.thorough
 def test_bytes_are_near_those_that_are_compiled():
     rows, count, inner, outer = 512, 4, 96, 160
     shapes = ((rows, inner), (count, inner, outer))
@@ -160,6 +162,7 @@ def test_bytes_are_near_those_that_are_compiled():
     assert 0.8 < tiles.TILES.work(call).bytes / moved < 1.25
 
 
+@pytest.mark.thorough
 def test_gradients_of_few_rows():
     x, w, _, sizes = arguments(9, (4, 0, 5))
     run = jax.jit(lambda x, w: grouped_matmul(x, w, sizes))
@@ -167,6 +170,7 @@ def test_gradients_of_few_rows():
     check_grads(run, (x, w), order=1, modes=["rev"], rtol=2e-2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_sizes_that_the_compiler_knows(rows):
     """XLA before jax 0.12 left out the loop over one tile of one row."""

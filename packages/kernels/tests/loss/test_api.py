@@ -3,8 +3,6 @@
 """The losses as they are used: large vocabularies, transformations, meshes."""
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "loss_sharded.py"
@@ -32,6 +31,7 @@ def softmax64(x, w):
     return z, lse, np.exp(z - lse[:, None])
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("cross-entropy of a head without its logits in memory")
 @pytest.mark.parametrize("vocabulary", [32000, 50257, 128256, 151936])
 def test_vocabularies_of_models(vocabulary):
@@ -50,6 +50,7 @@ def test_vocabularies_of_models(vocabulary):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("budget", [10**6, 60_000, 34_000])
 def test_a_budget_changes_only_rounding(budget):
     """Epsilon times the V and M numbers of a sum."""
@@ -65,6 +66,7 @@ def test_twice_is_the_same_bits():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("cross-entropy of a head without its logits in memory")
 def test_weights_have_a_gradient():
     """That of the sum is each token's loss, and 0 where it is not read."""
@@ -81,6 +83,7 @@ def test_weights_have_a_gradient():
     np.testing.assert_allclose(jax.jit(jax.grad(mean))(weights), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_vmap():
     """Over everything, and over x alone, which leaves w whole."""
     xs, ws = np.stack([X, X[::-1]]), np.stack([W, 2 * W])
@@ -96,6 +99,7 @@ def test_vmap():
     np.testing.assert_allclose(shared, sum(parts), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_checkpoint_and_scan():
     plain = jax.grad(loss, (0, 1))(X, W)
     again = jax.jit(jax.grad(jax.checkpoint(loss), (0, 1)))(X, W)
@@ -113,6 +117,7 @@ def test_checkpoint_and_scan():
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("op", ["cross_entropy", "logprobs"])
 def test_one_traced_function_differentiated_by_this_and_then_that(op):
     """Its forward rule runs again, with another set of gradients to form."""
@@ -130,6 +135,7 @@ def test_one_traced_function_differentiated_by_this_and_then_that(op):
     np.testing.assert_allclose(dw, both[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_float64():
     """Under x64 to 1e-12, as sums are then in float64."""
     with jax.enable_x64(True):
@@ -146,25 +152,22 @@ def test_float64():
     np.testing.assert_allclose(dx, p @ w.T, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_arrays_of_numpy_in_float64_are_float32_without_x64():
     found = linear_cross_entropy(X.astype(np.float64), W.astype(np.float64), LABELS)
     assert found.sum.dtype == np.float32
 
 
+@pytest.mark.thorough
 def test_results_are_a_pytree():
     found = linear_cross_entropy(X, W, LABELS)
     assert [leaf.shape for leaf in jax.tree.leaves(found)] == [()] * 4
     assert linear_logprobs(X, W, LABELS)._fields == ("logprob", "entropy")
 
 
+@pytest.mark.thorough
 def test_eight_devices():
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env=forced_devices.environment(8, cached=True))
     assert done.stdout == "ok\n", done.stderr
 
 

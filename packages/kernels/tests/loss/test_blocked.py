@@ -54,6 +54,7 @@ def test_log_probabilities_form_the_logits_again():
     assert [products(loss), products(jax.grad(loss, (0, 1)))] == [1, 4]
 
 
+@pytest.mark.thorough
 def test_temporary_memory_is_within_the_budget():
     """In XLA's count, with the float32 sum of the gradient by w, which has its dtype here.
 
@@ -72,6 +73,7 @@ def test_temporary_memory_is_within_the_budget():
     assert temp < 2048 * 8192 * 4 / 20  # what the logits alone would take
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_z_sum_is_refused():
     for impl in ("blocked", "reference"):
 
@@ -88,6 +90,7 @@ def test_the_gradient_of_z_sum_is_refused():
         assert np.all(np.isfinite(jax.grad(reported)(X))), impl
 
 
+@pytest.mark.thorough
 def test_gradients_scale_with_the_cotangent():
     plain = jax.grad(total, (0, 1))(X, W, BIAS)
     scaled = jax.grad(lambda x, w: total(x, w, BIAS) ** 2, (0, 1))(X, W)
@@ -96,6 +99,7 @@ def test_gradients_scale_with_the_cotangent():
         np.testing.assert_allclose(factor * a, b, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_gradient_in_bfloat16_is_summed_in_float32():
     """4096 equal tokens in eight tiles: each adds less than half of the sum's last bit would be."""
     x = jnp.ones((4096, 1), jnp.bfloat16)
@@ -119,6 +123,7 @@ def tiles_of_call(x, w, labels, budget):
     return tiles
 
 
+@pytest.mark.thorough
 def test_the_formula():
     stats = RowStats(*(jnp.asarray([v]) for v in (3.0, 1.0, 8.0)), None)
     formula = blocked.Formula(smoothing=0.2, z_loss=0.1, vocabulary=4)

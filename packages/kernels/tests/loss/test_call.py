@@ -106,6 +106,7 @@ def test_a_traced_label_out_of_range_gives_nan(label):
     np.testing.assert_array_equal(np.isnan(entropy), [False, True, False])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
 def test_labels_of_few_bits(dtype):
     """Their dtype need not hold V: 300 is 44 as an int8, and 100 is in range."""

@@ -61,6 +61,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tiles", TILES)
 def test_stats_and_gradients_in_one_loop(tiles):
     def formula(stats, by):
@@ -76,6 +77,7 @@ def test_stats_and_gradients_in_one_loop(tiles):
         close(found, product)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tiles", TILES[:3])
 def test_stats_and_then_gradients(tiles):
     by = RowStats(*jnp.asarray(BY, jnp.float32))
@@ -94,6 +96,7 @@ def test_stats_and_then_gradients(tiles):
         assert found.dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_the_first_of_equal_logits_in_several_tiles_is_the_best():
     """Small integers, so that equal columns have equal bits in any tile."""
     w = np.tile(np.asarray([[1, -2, 3, 0, 3], [0, 1, 2, -1, 2.0]]), (1, 10))
@@ -104,6 +107,7 @@ def test_the_first_of_equal_logits_in_several_tiles_is_the_best():
     np.testing.assert_array_equal(best, [2, 1, 0])
 
 
+@pytest.mark.thorough
 def test_what_is_not_read_has_no_gradient():
     by = RowStats(*jnp.asarray(BY, jnp.float32))
     stats, _ = rows.stats_of(head(TILES[1]), operands())
@@ -112,6 +116,7 @@ def test_what_is_not_read_has_no_gradient():
     assert np.all(np.isfinite(stats.lse))
 
 
+@pytest.mark.thorough
 def test_only_what_is_wanted_is_formed():
     stats, _ = rows.stats_of(head(TILES[0]), operands())
     by = RowStats(*jnp.asarray(BY, jnp.float32))
@@ -122,6 +127,7 @@ def test_only_what_is_wanted_is_formed():
     close(found.bias, oracle()[2][2])
 
 
+@pytest.mark.thorough
 def test_a_bias_of_minus_infinity_takes_columns_out():
     """Also a whole tile of them, first or last, and where the entropy multiplies 0 by -inf."""
     out = np.r_[0:20, 45:50]

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary over mesh axes: eight devices give the answer of one."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -12,11 +10,13 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.loss.shards import ColumnSums, alike, combine, first_column
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "vocab_sharded.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("cross-entropy of a head without its logits in memory")
 @pytest.mark.parametrize(
     "sections",
@@ -30,12 +30,8 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "vocab_sharded.py"
     ],
 )
 def test_eight_devices(sections):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *sections.split()],
-        env=forced_devices.environment(8, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = warm_start.run(
+        [PROGRAM, *sections.split()], env=forced_devices.environment(8, cached=True)
     )
     assert done.stdout == "ok\n", done.stderr
 
@@ -52,6 +48,7 @@ def columns(z, label, first):
     )
 
 
+@pytest.mark.thorough
 def test_sums_are_those_of_the_whole_vocabulary():
     """Devices are the axis of a vmap. A tie over two of them belongs to the first column."""
     rng = np.random.default_rng(0)
@@ -65,6 +62,7 @@ def test_sums_are_those_of_the_whole_vocabulary():
         np.testing.assert_allclose(a, np.stack([b] * 3), rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_a_shard_of_columns_that_are_taken_out():
     """Padding: its bias is -inf, so is its largest logit, and it adds nothing."""
     z, label = np.random.default_rng(1).standard_normal((5, 7)), np.arange(5)

@@ -17,6 +17,7 @@ SIZES = {
 }
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(
     **SIZES,

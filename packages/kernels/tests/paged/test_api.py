@@ -3,8 +3,6 @@
 """Paged attention as it is called: every case, every refusal, under JAX's transformations."""
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.testing.paged import cases, check, expected, inputs
@@ -29,6 +28,7 @@ def arrays(case="mixed", **changes):
     return {"q": q, "pages": pages, **dict(zip(names, numbers, strict=True)), **changes}
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("attention over a paged cache")
 @pytest.mark.parametrize("impl", ["gather", "reference"])
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
@@ -41,14 +41,9 @@ def test_conformance(impl, case):
     check(attend, case, grad=False)
 
 
+@pytest.mark.thorough
 def test_heads_over_eight_devices():
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env=forced_devices.environment(8))
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -66,6 +61,7 @@ def test_plan_of_shapes_alone():
     assert plan.operation == "paged_attention"
 
 
+@pytest.mark.thorough
 def test_there_is_no_gradient():
     given = arrays("decode")
     q, pages = given.pop("q"), given.pop("pages")
@@ -88,6 +84,7 @@ def test_there_is_no_gradient():
     np.testing.assert_allclose(jax.grad(stopped)(q), loss(q, pages), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_under_transformations():
     """One program of all: two batches of other rows and other lengths, as one after the other."""
     given = arrays("chunk")
@@ -106,6 +103,7 @@ def test_under_transformations():
     assert not np.any(together[1, 11:])
 
 
+@pytest.mark.thorough
 def test_float64_stays_float64():
     case = next(one for one in cases() if one.name == "all options")
     given = inputs(case)
@@ -120,6 +118,7 @@ def test_float64_stays_float64():
         np.testing.assert_allclose(out, want, rtol=0, atol=1e-13)
 
 
+@pytest.mark.thorough
 def test_no_rows_and_no_requests():
     given = arrays("decode")
     nothing = {name: given[name][:0] for name in ("page_table", "kv_lengths")}
@@ -193,6 +192,7 @@ def test_what_is_refused(monkeypatch, change, message):
             call(**given)
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("attention over a paged cache: log-sum-exp, to merge parts of the keys")
 @pytest.mark.parametrize("impl", ["gather", "reference"])
 def test_parts_of_the_keys_are_merged_by_lse(impl):
@@ -255,6 +255,7 @@ def test_absorbed_latent_attention_is_attention_over_keys_and_values(impl):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["gather", "reference"])
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.int16, np.uint64])
 def test_numbers_of_any_integer_dtype(impl, dtype):
@@ -269,6 +270,7 @@ def test_numbers_of_any_integer_dtype(impl, dtype):
         np.testing.assert_array_equal(traced(numbers), want)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name, value", [("page_table", 2**32), ("kv_lengths", 2**32 + 7)])
 def test_a_number_beyond_int32_never_wraps_into_a_valid_one(name, value):
     given = arrays("decode")

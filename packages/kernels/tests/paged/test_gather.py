@@ -53,6 +53,7 @@ def filled(case: Case, given: Inputs) -> Inputs:
     )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(batches(), st.integers(0, 99))
 def test_equals_contiguous_attention(batch, seed):
@@ -83,6 +84,7 @@ def rows_of(case, given, dtype):
     return np.asarray(paged_attention(q, pages, **numbers, window=case.window), np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 def test_a_request_has_the_same_bits_alone_and_in_any_batch(dtype):
     case = Case(
@@ -121,6 +123,7 @@ def test_a_request_has_the_same_bits_alone_and_in_any_batch(dtype):
         np.testing.assert_array_equal(rows_of(case, alone, dtype), together[span])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"window": 40}, {"latent": True}, {"kv_heads": 8}], ids=str)
 @pytest.mark.parametrize(
     "dtype", [jnp.float32, jnp.int8, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
@@ -163,6 +166,7 @@ def test_invariant_rows_have_the_same_bits_in_any_chunks(options, dtype):
     np.testing.assert_allclose(chunks([tokens], invariant=False), whole, rtol=0, atol=bound)
 
 
+@pytest.mark.thorough
 def test_lanes_together_give_what_one_gives(monkeypatch):
     """What a GPU runs: groups of tiles, sorted, the last group not full."""
     several = dict(zip(gather.SIZES, (4, 2, 3), strict=True))
@@ -177,6 +181,7 @@ def test_lanes_together_give_what_one_gives(monkeypatch):
 GPU = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("longest", [250, gather.GPU_BLOCK], ids=["blocks", "one block"])
 @pytest.mark.parametrize(
     "options",
@@ -256,6 +261,7 @@ def compiled(q, pages, numbers):
     return step.lower(q, pages, numbers).compile()
 
 
+@pytest.mark.thorough
 def test_memory_is_that_of_the_rows_not_of_the_table():
     """Nothing as large as the pages (16 MiB in bfloat16) or as one request's reach (4 MiB)."""
     given = shapes(rows=4, requests=4, columns=1024, pages=4096, dtype=jnp.bfloat16)
@@ -264,6 +270,7 @@ def test_memory_is_that_of_the_rows_not_of_the_table():
     assert temp < 2**20
 
 
+@pytest.mark.thorough
 def test_keys_keep_their_order_within_a_head():
     """A product's own transposition, [K, H, B], is one element at a time over all heads."""
     q, pages, numbers = shapes(rows=1, requests=1, columns=8, pages=8, dtype=jnp.float32)
@@ -294,6 +301,7 @@ def lowered_for_cuda(q, pages, numbers):
         return jax.export.export(step, platforms=["cuda"])(q, pages, numbers).mlir_module()
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("attention over a paged cache", on="cuda")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_lowers_for_cuda(dtype):

@@ -26,6 +26,7 @@ def bound(x, dtype):
     return np.maximum(np.abs(x) / 16, largest / 448 / 1024) * (1 + 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("of", ["float32", "bfloat16", "float16"])
 def test_codes_are_within_their_bound(dtype, of):
@@ -63,6 +64,7 @@ def test_extreme_vectors_do_not_overflow(dtype, small):
     assert (np.abs(found) <= np.float32(small) * 1.01).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("attention over a paged cache of int8 and float8 codes")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_written_and_attended(dtype):
@@ -90,6 +92,7 @@ def test_written_and_attended(dtype):
         np.testing.assert_allclose(out, want, rtol=0, atol=4 * 64 * 2.0**-23)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_donated_codes_are_updated_in_place(dtype):
     pages = QuantizedPages.zeros((64, 8, 2, 4, 16), dtype)
@@ -101,6 +104,7 @@ def test_donated_codes_are_updated_in_place(dtype):
     assert memory.temp_size_in_bytes <= 16384  # rows and their codes, not the cache of 64 KiB
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_float_copy_of_the_codes(dtype):
     """Neither all codes (4 MiB) nor their floats: blocks alone."""
@@ -114,6 +118,7 @@ def test_no_float_copy_of_the_codes(dtype):
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
 
 
+@pytest.mark.thorough
 def test_latent_pages_are_written():
     pages, k = jnp.zeros((3, 2, 1, 1, 5)), jax.random.normal(jax.random.key(0), (2, 1, 5))
     written = paged_write(pages, k, None, slots=np.array([4, -1]))

@@ -4,11 +4,14 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from dovetail_kernels.paged.api import plan_paged_attention
 from dovetail_kernels.paged.call import PagedInputs
 from dovetail_kernels.paged.reference import REFERENCE
 from dovetail_kernels.testing.paged import cases, check
+
+pytestmark = pytest.mark.thorough
 
 
 def without_refusal(q, pages, *, page_table, kv_lengths, q_starts, sinks=None, **options):

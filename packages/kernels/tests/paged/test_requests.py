@@ -81,6 +81,7 @@ def test_traced_values_give_nan_to_the_rows_that_have_no_answer(impl, name, at, 
     np.testing.assert_array_equal(good[5], np.zeros((4, 8)))
 
 
+@pytest.mark.thorough
 def test_requests_without_an_answer_have_no_rows_to_compute():
     call = plan_paged_attention(q, pages, **GOOD).call
     numbers = map(jnp.asarray, changed("kv_lengths", 1, 2**31 - 1).values())
@@ -89,6 +90,7 @@ def test_requests_without_an_answer_have_no_rows_to_compute():
     np.testing.assert_array_equal(batch.page_ids, [[3, 1, 0, 0], [0, 0, 0, 0]])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("impl", ["gather", "reference"])
 def test_pages_before_the_window_may_have_been_given_back(impl):
     numbers = changed("page_table", (1, slice(0, 3)), [-1, 77, 5])
@@ -101,6 +103,7 @@ def test_pages_before_the_window_may_have_been_given_back(impl):
         paged_attention(q, pages, **changed("page_table", (1, 3), -1), window=3)
 
 
+@pytest.mark.thorough
 def test_a_request_without_queries_needs_no_pages():
     numbers = changed("q_starts", slice(None), [0, 0, 2])
     numbers["page_table"] = np.array([[-1] * 4, [8, 0, 5, 2]], np.int32)

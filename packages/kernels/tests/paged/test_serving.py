@@ -11,9 +11,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dovetail_kernels.paged.api import paged_attention
 from dovetail_kernels.paged.write import paged_write
+
+pytestmark = pytest.mark.thorough
 
 HEADS, KV_HEADS, WIDTH, PAGE, COLUMNS = 4, 2, 8, 4, 12
 TIME = 16  # columns of a batch, most of them padding when requests decode

@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ ROWS = 200
 cut = jax.jit(lambda counts: [some._replace(size=0) for some in tiles(counts, rows=ROWS)])
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.lists(st.integers(0, 130), min_size=5, max_size=5).filter(lambda n: sum(n) <= ROWS))
 def test_every_query_once(counts):
@@ -37,6 +39,7 @@ def test_a_row_that_decodes_costs_one_row_beside_a_prefill():
     np.testing.assert_array_equal(long.offset[:3], [0, 64, 0])
 
 
+@pytest.mark.thorough
 def test_sizes_that_the_rows_cannot_need_are_left_out():
     counts = jnp.array([1, 0], jnp.int32)
     assert [[t.size for t in tiles(counts, rows=rows)] for rows in (1, 2, 8, 9)] == [
@@ -47,6 +50,7 @@ def test_sizes_that_the_rows_cannot_need_are_left_out():
     ]
 
 
+@pytest.mark.thorough
 def test_there_are_no_more_tiles_than_rows():
     counts = jnp.array([1, 0, 0, 1, 0], jnp.int32)
     assert [len(some.rows) for some in tiles(counts, rows=2)] == [2, 2]

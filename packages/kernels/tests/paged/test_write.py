@@ -17,6 +17,7 @@ def arrays(*, tokens=4, pages=64, dtype=jnp.float32):
     return jnp.zeros((pages, 8, 2, 4, 16), dtype), k, v
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_conformance(dtype):
     check_paged_write(paged_write, dtype=dtype)
@@ -42,6 +43,7 @@ def test_donated_pages_are_updated_in_place(dtype):
     assert pages.is_deleted()
 
 
+@pytest.mark.thorough
 def test_no_tokens():
     pages, k, v = arrays(tokens=0)
     none = jnp.zeros(0, jnp.int32)
@@ -49,6 +51,7 @@ def test_no_tokens():
     np.testing.assert_array_equal(_select(pages + 1, (k, v), none), pages + 1)
 
 
+@pytest.mark.thorough
 def test_gradient_and_vmap():
     pages, k, v = arrays(pages=3)
     slots = np.array([[5, -1, 0, 17], [1, 2, 3, 23]], np.int32)
@@ -125,6 +128,7 @@ def test_what_is_refused(monkeypatch, change, message):
         paged_write(**given)
 
 
+@pytest.mark.thorough
 def test_slots_beyond_int32_write_nothing():
     pages, k, v = arrays(pages=3)
     with jax.enable_x64(True):

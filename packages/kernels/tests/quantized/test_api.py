@@ -4,8 +4,6 @@
 
 import dataclasses
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.quantized import api
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
@@ -34,6 +33,7 @@ W = RNG.standard_normal((64, 37)).astype(np.float32)
 X = RNG.standard_normal((3, 64)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("products with weights of 8 and 4 bits")
 @pytest.mark.parametrize("impl", SUPPORTS)
 def test_conforms(impl: str) -> None:
@@ -108,6 +108,7 @@ def refusal(name: str, x: object, w: PackedWeights) -> str | None:
     return next(c.refusal for c in plan_quantized_matmul(x, w).choices() if c.name == name)
 
 
+@pytest.mark.thorough
 def test_each_refusal_says_why() -> None:
     def rows(count: int, inputs: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((count, inputs), np.dtype(dtype))
@@ -184,6 +185,7 @@ def test_weights_have_no_gradient() -> None:
         jax.grad(lambda w: quantized_matmul(X, w).sum())(pack_weights(W, bits=16))
 
 
+@pytest.mark.thorough
 def test_weights_may_stand_beside_what_is_trained() -> None:
     w = pack_weights(W, bits=8)
 
@@ -203,6 +205,7 @@ def _dequantized(w: PackedWeights) -> np.ndarray:
     return (np.asarray(w.values, np.float64) * np.asarray(w.scales, np.float64)).T
 
 
+@pytest.mark.thorough
 def test_eight_bit_rows_pass_gradients_through() -> None:
     w = pack_weights(W, bits=8)
     dx = jax.grad(lambda x: quantized_matmul(x, w, activations="int8").sum())(jnp.asarray(X))
@@ -210,6 +213,7 @@ def test_eight_bit_rows_pass_gradients_through() -> None:
     np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_stacked_weights_under_vmap() -> None:
     ws = [pack_weights(W * i, bits=4, group_size=32) for i in (1, 2)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ws)
@@ -218,6 +222,7 @@ def test_stacked_weights_under_vmap() -> None:
     np.testing.assert_allclose(found[0], quantized_matmul(X, ws[0]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_same_bits_every_time() -> None:
     for options in ({"bits": 8}, {"bits": 4, "group_size": 32}, {"bits": 16}):
         w = pack_weights(W, **options)
@@ -267,17 +272,15 @@ def test_work_is_what_xla_counts(impl: str, rows: int, bits: int, activations: s
     assert 0.5 * (outer + between) < work.bytes < 1.5 * (outer + between)
 
 
+@pytest.mark.thorough
 def test_sharded_as_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "blocks", "split"],
-        env=forced_devices.environment(4, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = warm_start.run(
+        [PROGRAM, "blocks", "split"], env=forced_devices.environment(4, cached=True)
     )
     assert done.stdout == "ok\n", done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits, group", [(8, None), (4, 16)])
 def test_a_symbolic_number_of_rows_is_exported(bits, group):
     """One export serves few rows and many, for which concrete calls take other implementations."""

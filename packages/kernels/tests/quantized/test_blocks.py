@@ -15,6 +15,8 @@ from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.testing.quantized import cases, check
 
+pytestmark = pytest.mark.thorough
+
 RNG = np.random.default_rng(0)
 
 

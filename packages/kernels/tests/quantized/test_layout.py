@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dovetail_kernels.quantized.layout import (
     PackedWeights,
@@ -39,6 +40,7 @@ def test_a_byte_pairs_the_halves_of_its_group() -> None:
     assert found.dtype == np.uint8
 
 
+@pytest.mark.thorough
 def test_columns_are_those_of_the_nibbles() -> None:
     q, packed = four_bits(3)
     parts = columns(jnp.asarray(q), packed)
@@ -47,6 +49,7 @@ def test_columns_are_those_of_the_nibbles() -> None:
     np.testing.assert_array_equal(joined(parts, packed), q)
 
 
+@pytest.mark.thorough
 def test_unpack_is_the_formula() -> None:
     for groups, zeros in ((1, True), (3, True), (3, False)):
         q, packed = four_bits(groups, zeros=zeros)

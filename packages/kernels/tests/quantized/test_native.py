@@ -45,6 +45,7 @@ def with_level(
         return quantized_matmul(x, w, activations=activations, impl="native")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library", "traced_anew")
 @pytest.mark.parametrize("level", LEVELS)
 def test_conforms(level: str) -> None:
@@ -63,6 +64,7 @@ def weights(inputs: int, outputs: int, **options: object) -> PackedWeights:
     return pack_weights(RNG.standard_normal((inputs, outputs)).astype(np.float32), **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 @pytest.mark.parametrize(
     "options", [{"bits": 8}, {"bits": 4, "symmetric": False}, {"bits": 16}], ids=str
@@ -79,6 +81,7 @@ def test_threads_do_not_change_a_bit(options: dict) -> None:
         np.testing.assert_array_equal(native.call(x, w), whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 def test_many_calls_at_once() -> None:
     """Every thread of XLA's pool may be inside a call, waiting for tasks that are still queued."""
@@ -92,6 +95,7 @@ def test_many_calls_at_once() -> None:
             np.testing.assert_array_equal(result.result(timeout=300), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     w = weights(256, 37, bits=4)
@@ -113,6 +117,7 @@ def test_rows_under_vmap_are_one_product(batch: int) -> None:
     np.testing.assert_allclose(mapped(x)[:, 0], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 def test_exported_for_other_platforms_the_product_is_jnps() -> None:
     w = weights(64, 37, bits=8)
@@ -127,6 +132,7 @@ def test_exported_for_other_platforms_the_product_is_jnps() -> None:
     np.testing.assert_array_equal(exported.call(x), product(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 def test_in_a_shard_map_with_default_checks() -> None:
     w = weights(64, 37, bits=8)
@@ -141,6 +147,7 @@ def test_in_a_shard_map_with_default_checks() -> None:
         np.testing.assert_array_equal(gradient, jax.grad(lambda x: product(x).sum())(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 def test_stacked_weights_under_vmap() -> None:
     ws = [weights(64, 37, bits=8), weights(64, 37, bits=8)]
@@ -154,6 +161,7 @@ def test_stacked_weights_under_vmap() -> None:
             np.testing.assert_array_equal(found[i], expected)
 
 
+@pytest.mark.thorough
 def test_shards_run_it(wheel: Path | None) -> None:
     environment = forced_devices.environment(4, cached=True)
     path = os.pathsep.join(filter(None, (str(wheel or ""), environment["PYTHONPATH"])))
@@ -174,6 +182,7 @@ def fresh() -> object:
     native.unavailable.cache_clear()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fresh")
 def test_without_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
@@ -239,6 +248,7 @@ def test_the_linker_of_macos_gets_no_version_script(build_script: ModuleType) ->
     assert "-Wl,-exported_symbol,_dovetail_kernels_cpu_*" in macos
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_under_sanitizers(tmp_path: Path, sanitizers: str) -> None:
     """Kernels over buffers of exactly their size, and products on threads soon, late and never."""

@@ -30,6 +30,7 @@ def oracle(w: np.ndarray, *, bits: int, size: int, symmetric: bool) -> np.ndarra
     return np.repeat(scales, size, axis=1).T / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits, size", [(8, 24), (8, 3), (4, 24), (4, 4)])
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -60,6 +61,7 @@ def test_zero_weights_stay_zero() -> None:
         assert found[3, 1] == 0
 
 
+@pytest.mark.thorough
 def test_the_whole_range_of_float32() -> None:
     w = np.array([[3e38, -3e38], [-3e38, 1.0]], np.float32)
     for symmetric in (True, False):
@@ -73,6 +75,7 @@ def test_sixteen_bits_are_bfloat16() -> None:
     assert packed.scales is None
 
 
+@pytest.mark.thorough
 def test_four_bits_come_in_groups_of_128() -> None:
     assert pack_weights(RNG.standard_normal((256, 3)).astype(np.float32), bits=4).group_size == 128
 
@@ -102,6 +105,7 @@ def quantized(
     return given, weights
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize(
     "dtype, low, high, bits, expected",
@@ -124,6 +128,7 @@ def test_quantized_weights_are_kept(
     np.testing.assert_allclose(unpack_weights(packed), weights, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_scales_are_repeated_along_both_axes() -> None:
     w, _ = quantized("int8")
     w.scale = jnp.asarray([[0.5], [2.0]])
@@ -134,6 +139,7 @@ def test_scales_are_repeated_along_both_axes() -> None:
     np.testing.assert_allclose(unpack_weights(packed), expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_quantized_weights_that_do_not_fit() -> None:
     w, _ = quantized("int8", low=-9, high=9)
     w.qvalue = w.qvalue.at[0, 0].set(-9).at[1, 0].set(8)
@@ -186,6 +192,7 @@ def test_float_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         pack_weights([[1.0]])
 
 
+@pytest.mark.thorough
 def test_weights_captured_by_jit_are_checked_and_packed():
     captured = jnp.asarray(W)
     packed = jax.jit(lambda: pack_weights(captured, bits=8))()

@@ -14,6 +14,8 @@ from dovetail_kernels.quantized import reference
 from dovetail_kernels.quantized.api import quantized_matmul
 from dovetail_kernels.quantized.pack import pack_weights
 
+pytestmark = pytest.mark.thorough
+
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((16, 7)).astype(np.float32)
 

@@ -11,6 +11,7 @@ from dovetail_kernels.quantized.rows import accumulator, eight_bits, restored, r
 X = (np.random.default_rng(0).standard_normal((6, 33)) * 50).astype(np.float32)
 
 
+@pytest.mark.thorough
 def test_a_row_is_rounded_by_its_largest() -> None:
     q, step = eight_bits(jnp.asarray(X))
     expected = abs(X).max(1, keepdims=True) * np.float32(1 / 127)
@@ -24,6 +25,7 @@ def test_half_goes_to_even() -> None:
     assert np.asarray(q).tolist() == [[127, 0, 2, -2]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_nan_among_many_values_is_seen(rows) -> None:
     """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
@@ -33,6 +35,7 @@ def test_a_nan_among_many_values_is_seen(rows) -> None:
     np.testing.assert_array_equal(step[1:], np.float32(1 / 127))
 
 
+@pytest.mark.thorough
 def test_rows_that_are_zero_tiny_or_not_finite() -> None:
     x = jnp.asarray([[0.0, 0.0], [1e-39, 0.0], [jnp.inf, 1.0], [jnp.nan, 1.0]])
     q, step = eight_bits(x)

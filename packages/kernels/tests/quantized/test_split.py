@@ -18,6 +18,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnor
 ROWS = hnp.arrays(np.float32, (2, 9), elements=FLOATS)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(x=ROWS)
 def test_digits_are_x_to_27_bits_of_its_largest(x: np.ndarray) -> None:
@@ -38,12 +39,14 @@ def test_digits_of_every_size(exponent: int) -> None:
     assert float(step[0, 0]) == (2.0 ** (exponent - 5) if exponent >= -121 else 0.0)
 
 
+@pytest.mark.thorough
 def test_the_largest_digit() -> None:
     digits, step = split.digits(jnp.asarray([[np.nextafter(np.float32(2), 0), -1.0]]))
     assert np.asarray(digits)[0].tolist() == [[64, -32]]
     assert float(step[0, 0]) == 1 / 32
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(x=ROWS)
 def test_terms_add_up_exactly(x: np.ndarray) -> None:
@@ -52,6 +55,7 @@ def test_terms_add_up_exactly(x: np.ndarray) -> None:
     np.testing.assert_array_equal(np.where(small, x, terms.sum(0)), x)
 
 
+@pytest.mark.thorough
 def test_terms_of_narrow_rows() -> None:
     x = jnp.asarray(RNG.standard_normal((3, 5)), jnp.float32)
     for dtype, count in ((jnp.bfloat16, 1), (jnp.float16, 2)):
@@ -62,6 +66,7 @@ def test_terms_of_narrow_rows() -> None:
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [8, 4])
 def test_integer_sums_are_exact(bits: int) -> None:
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
@@ -80,6 +85,7 @@ def test_the_longest_sum_fits() -> None:
     assert 128 * 128 * (split.LONGEST + 1) >= 2**31
 
 
+@pytest.mark.thorough
 def test_eight_bit_rows_are_exact_to_the_end() -> None:
     """One term, powers of two as scales: the result is the integer sum, bit by bit."""
     q = RNG.integers(-128, 128, (37, 96)).astype(np.int8)
@@ -91,6 +97,7 @@ def test_eight_bit_rows_are_exact_to_the_end() -> None:
     np.testing.assert_array_equal(found, (rows @ q.T.astype(np.int64)) / 8)
 
 
+@pytest.mark.thorough
 def test_conforms_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "WEIGHTS", 1)
     (case,) = [case for case in cases() if case.name == "int4, one group and zero points"]
@@ -101,6 +108,7 @@ def test_conforms_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     check(run, case, grad=False)
 
 
+@pytest.mark.thorough
 def test_a_row_does_not_depend_on_the_others() -> None:
     q = RNG.integers(-128, 128, (37, 96)).astype(np.int8)
     packed = PackedWeights(values=jnp.asarray(q), scales=jnp.full((37, 1), 0.1), bits=8)

@@ -66,6 +66,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=6 * 2**-24 * 30)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("bias, allow-masks and penalties of logits")
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(
@@ -104,6 +105,7 @@ def test_every_combination(seed, size, dtype, mask, biased, on):
     close(adjust(logits, **options), expected)
 
 
+@pytest.mark.thorough
 def test_bits_of_a_vocabulary_of_a_model():
     """The last word is in part beyond V, and its further bits are set."""
     rng = np.random.default_rng(0)
@@ -126,6 +128,7 @@ def test_a_sparse_bias_is_that_of_its_ids():
         close(adjust_logits(logits, bias=(ids.astype(kind), values)), oracle(logits, bias=dense))
 
 
+@pytest.mark.thorough
 def test_penalties_read_prompt_and_output():
     """Frequency and presence read the output alone; repetition reads either or both."""
     z = np.array([[2.0, -2.0, 4.0, -4.0, 0.0]], "f4")
@@ -158,6 +161,7 @@ def test_the_order_is_that_of_vllm():
     assert found.tolist() == [[2 / 2 - 0.5 - 0.5, -2 * 2 - 0.25 - 0.5, -np.inf]]
 
 
+@pytest.mark.thorough
 def test_what_is_not_allowed_is_never_drawn():
     z = np.array([[np.nan, 1.0, np.inf, 0.0], [0.0, 1.0, 2.0, 3.0]], "f4")
     allowed = np.array([[False, True, False, True], [False] * 4])
@@ -167,6 +171,7 @@ def test_what_is_not_allowed_is_never_drawn():
     assert tokens.tolist() == [1, -1]
 
 
+@pytest.mark.thorough
 def test_traced_values_out_of_range_give_no_token():
     z, counts = np.zeros((2, 3), "f4"), np.ones((2, 3), "i4")
     for name, wrong in zip(NAMES, (0.0, np.nan, np.inf), strict=True):
@@ -179,6 +184,7 @@ def test_traced_values_out_of_range_give_no_token():
     ).tolist() == [-1, -1]
 
 
+@pytest.mark.thorough
 def test_gradients_reach_logits_and_bias():
     z, bias = jnp.array([[2.0, -2.0, 1.0]]), jnp.array([[0.5, -0.5, 0.0]])
     counts, allowed = jnp.array([[1, 1, 0]]), jnp.array([[True, True, False]])
@@ -193,6 +199,7 @@ def test_gradients_reach_logits_and_bias():
         assert gradient.tolist() == [[0.5, 2.0, 0.0]]
 
 
+@pytest.mark.thorough
 def test_vmap_and_x64():
     rng = np.random.default_rng(3)
     logits, _, counts, allowed, _, _ = inputs(rng, 6, 40)

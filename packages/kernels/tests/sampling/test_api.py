@@ -3,8 +3,6 @@
 """What is kept, against a sort in float64; what is drawn, against the probabilities."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -16,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forced_devices
+import warm_start
 from dovetail_kernels.sampling.api import sample, warp_logits
 from dovetail_kernels.testing import sampling as suite
 
@@ -40,6 +39,7 @@ ROW = st.lists(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("sampling by temperature, top-k, top-p and min-p")
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(
@@ -118,12 +118,14 @@ def test_min_p_keeps_what_is_just_as_likely_as_it_asks():
     np.testing.assert_array_equal(found, [[0, -np.inf, 0]])
 
 
+@pytest.mark.thorough
 def test_a_softmax_of_warped_logits_is_the_distribution():
     z = np.log(np.asarray([[0.5, 0.25, 0.15, 0.1]], "f4"))
     found = jax.nn.softmax(kept(z, top_p=0.8), axis=1)
     np.testing.assert_allclose(found, [[0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]], rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("sampling by temperature, top-k, top-p and min-p")
 @pytest.mark.parametrize(
     "options",
@@ -141,6 +143,7 @@ def test_draws_have_the_probabilities(options):
     assert abs(suite.chi_square(counts, p * count)) < 4
 
 
+@pytest.mark.thorough
 def test_draws_of_unlikely_tokens():
     """151,936 equal logits but one, which has half: the noise has no end that would favour it."""
     vocabulary, count = 151_936, 400
@@ -156,6 +159,7 @@ def test_draws_of_unlikely_tokens():
     assert abs(others.mean() / vocabulary - 0.5) < 4 / np.sqrt(12 * len(others))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("vocabulary", [50, 4099])
 def test_a_row_alone_and_in_a_batch_is_the_same(vocabulary):
     rng = np.random.default_rng(1)
@@ -178,6 +182,7 @@ def test_a_row_alone_and_in_a_batch_is_the_same(vocabulary):
     np.testing.assert_array_equal(drawn(z, keys, *options), together)
 
 
+@pytest.mark.thorough
 def test_temperature_zero_is_the_first_of_the_largest():
     z = np.asarray([[1, 5, 5, 0], [9, 1, 2, 3], [0, 1, 2, 3]], "f4")
     keys = jax.random.split(jax.random.key(0), 3)
@@ -188,6 +193,7 @@ def test_temperature_zero_is_the_first_of_the_largest():
     np.testing.assert_array_equal(warped[warped > -np.inf], [0, 0, 0])
 
 
+@pytest.mark.thorough
 def test_rows_that_have_no_distribution():
     """-1 and NaN; the other rows are not touched."""
     z = np.zeros((5, 3), np.float32)
@@ -249,6 +255,7 @@ def test_a_wrong_call_is_refused(kind, table, monkeypatch):
         assert instead in str(error.value), what
 
 
+@pytest.mark.thorough
 def test_vmap():
     z = np.random.default_rng(3).standard_normal((2, 3, 20)).astype(np.float32)
     keys = jax.random.split(jax.random.key(0), (2, 3))
@@ -257,6 +264,7 @@ def test_vmap():
     np.testing.assert_array_equal(many, np.stack([one(z[i], keys[i]) for i in range(2)]))
 
 
+@pytest.mark.thorough
 def test_under_x64():
     with jax.enable_x64(True):
         found = sample(Z, keys=KEYS, temperature=0.5, top_k=2, top_p=0.9, min_p=0.1)
@@ -264,12 +272,7 @@ def test_under_x64():
         assert kept(Z, top_p=0.9).dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_eight_devices():
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env=forced_devices.environment(8, cached=True))
     assert done.stdout == "ok\n", done.stderr

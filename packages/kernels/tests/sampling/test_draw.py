@@ -5,8 +5,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dovetail_kernels.sampling.draw import _reached
+
+pytestmark = pytest.mark.thorough
 
 
 def test_no_token_without_weight_is_drawn_where_sums_are_rounded():

@@ -25,6 +25,7 @@ def oracle(logits, tokens, k):
     return chosen, ranks, order, np.take_along_axis(logps, order, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("log-probabilities of drawn tokens, ranks and likeliest tokens")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("vocabulary, k", [(1, 1), (37, 0), (37, 37), (5003, 5), (151_936, 20)])
@@ -82,6 +83,7 @@ def test_traced_tokens_out_of_range_are_as_none():
     assert found.ranks.tolist() == [0, 0]
 
 
+@pytest.mark.thorough
 def test_adjusted_and_warped_logits_agree_with_their_distributions():
     z = np.random.default_rng(0).standard_normal((2, 30)).astype("f4")
     allowed, tokens = np.arange(60).reshape(2, 30) % 3 != 0, np.array([1, 2], "i4")
@@ -96,6 +98,7 @@ def test_adjusted_and_warped_logits_agree_with_their_distributions():
     np.testing.assert_allclose(np.exp(warped.top_logprobs).sum(1), 1, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_gradient_is_that_of_the_log_probability():
     """And rows without a distribution have none: 0, also for the rows beside them."""
     z = np.random.default_rng(2).standard_normal((3, 7)).astype("f4")
@@ -110,6 +113,7 @@ def test_gradient_is_that_of_the_log_probability():
     np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(z)), expected, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_vmap_and_x64():
     z = np.random.default_rng(3).standard_normal((2, 3, 20)).astype("f4")
     tokens = np.arange(6).reshape(2, 3).astype("i4")

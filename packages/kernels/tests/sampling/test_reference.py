@@ -12,6 +12,7 @@ from dovetail_kernels.sampling.api import warp_logits
 from dovetail_kernels.testing import sampling as suite
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", suite.cases(), ids=lambda case: case.name)
 def test_conformance(case):
     suite.check(reference.sample, case)

@@ -75,6 +75,7 @@ def test_the_oracle_softmax_by_hand():
     np.testing.assert_allclose(found["max"], np.log([[3.0]]), atol=1e-15)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["gqa, odd", "window", "kv_lengths, causal"])
 def test_the_peer_passes(name):
     """jax.nn on the cases that it can state, NaN replaced, since it multiplies that by 0."""
@@ -121,6 +122,7 @@ def test_an_ignored_option_is_caught(name):
         check(ignores, CASES[name], grad=False)
 
 
+@pytest.mark.thorough
 def test_a_wrong_gradient_is_caught():
     @jax.custom_vjp
     def halves(x):
@@ -132,6 +134,7 @@ def test_a_wrong_gradient_is_caught():
     check(lambda q, k, v: REFERENCE(q, halves(k), v), CASES["plain"], grad=False)
 
 
+@pytest.mark.thorough
 def test_wrong_stats_are_caught():
     def without_scale(q, k, v, **options):
         out, stats = REFERENCE(q, k, v, **options)
@@ -141,6 +144,7 @@ def test_wrong_stats_are_caught():
         check(without_scale, CASES["stats"], grad=False)
 
 
+@pytest.mark.thorough
 def test_nan_where_none_is_expected_is_caught():
     with pytest.raises(AssertionError, match=r"plain: 4 values of out are wrongly NaN"):
         check(
@@ -158,6 +162,7 @@ def test_a_wrong_shape_is_caught_and_not_taken_for_a_refusal():
         check_attention(narrow, supports=set(), grad=False)
 
 
+@pytest.mark.thorough
 def test_right_or_refused():
     def plain_only(q, k, v, **options):
         if options or q.dtype != jnp.float32 or k.shape[2] != q.shape[2]:

@@ -82,6 +82,7 @@ def test_without_gradients_only_values_are_checked():
     suite.check(wrong_gradient, CASES["one group"], grad=False)
 
 
+@pytest.mark.thorough
 def test_refusing_is_allowed_where_it_is_said_and_only_there():
     def fn(x, w, sizes):
         if x.dtype != jnp.float32:

@@ -25,16 +25,19 @@ def each(cases):
     return pytest.mark.parametrize("name, impl", names)
 
 
+@pytest.mark.thorough
 @each(CASES)
 def test_cross_entropy(name, impl):
     suite.check(functools.partial(linear_cross_entropy, impl=impl), CASES[name])
 
 
+@pytest.mark.thorough
 @each(LOGPROB_CASES)
 def test_logprobs(name, impl):
     suite.check_logprobs(functools.partial(linear_logprobs, impl=impl), LOGPROB_CASES[name])
 
 
+@pytest.mark.thorough
 def test_without_gradients():
     suite.check(linear_cross_entropy, CASES["everything"], grad=False)
     suite.check_logprobs(linear_logprobs, LOGPROB_CASES["everything"], grad=False)
@@ -104,6 +107,7 @@ def plain(x, w, labels, *, where=None, padded=0, read=False):
     )
 
 
+@pytest.mark.thorough
 def test_what_is_right_or_refused_passes():
     def refuses(x, w, labels, *, where=None):
         if x.dtype == jnp.bfloat16:
@@ -115,16 +119,19 @@ def test_what_is_right_or_refused_passes():
     suite.check_linear_cross_entropy(refuses, supports={"where"})
 
 
+@pytest.mark.thorough
 def test_a_padded_column_that_counts_is_found():
     with pytest.raises(AssertionError, match=r"^plain: (x|w) is off by .*, the bound is"):
         suite.check_linear_cross_entropy(functools.partial(plain, padded=1), supports=())
 
 
+@pytest.mark.thorough
 def test_padding_that_is_read_is_found():
     with pytest.raises(AssertionError, match=r"^mask: "):
         suite.check(functools.partial(plain, read=True), CASES["mask"])
 
 
+@pytest.mark.thorough
 def test_an_option_that_is_ignored_is_found():
     def ignores(x, w, labels, *, soft_cap=None):
         del soft_cap
@@ -134,11 +141,13 @@ def test_an_option_that_is_ignored_is_found():
         suite.check_linear_cross_entropy(ignores, supports=())
 
 
+@pytest.mark.thorough
 def test_what_is_claimed_must_not_be_refused():
     with pytest.raises(TypeError, match="bias"):
         suite.check_linear_cross_entropy(plain, supports={"bias", "empty", "where"})
 
 
+@pytest.mark.thorough
 def test_a_wrong_count_of_ties_is_found():
     def last(x, w, labels):
         found = plain(x, w, labels)
@@ -150,6 +159,7 @@ def test_a_wrong_count_of_ties_is_found():
         suite.check(last, CASES["ties"])
 
 
+@pytest.mark.thorough
 def test_another_shape_is_found():
     def kept(x, w, labels):
         found = plain(x, w, labels)
@@ -160,6 +170,7 @@ def test_another_shape_is_found():
         suite.check(kept, CASES["plain"], grad=False)
 
 
+@pytest.mark.thorough
 def test_logprobs_of_another_temperature_are_found():
     def ignores(*arrays, temperature):
         return linear_logprobs(*arrays)

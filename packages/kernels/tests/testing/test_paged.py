@@ -69,6 +69,7 @@ def scaled(case, given):
     return case, given if given.scales is None else given._replace(scales=given.scales * 1.01)
 
 
+@pytest.mark.thorough
 def test_what_is_right_or_refused_passes():
     check_paged_attention(oracle(), supports=FEATURES - {"gradient"})
     check_paged_attention(oracle(refused={"sinks", "window"}), supports={"prefill", "idle"})

@@ -109,6 +109,7 @@ def test_a_wrong_function_is_found(wrong: Callable, name: str, message: str) -> 
         check(wrong, named(name))
 
 
+@pytest.mark.thorough
 def test_what_is_not_supported_may_be_refused_but_not_be_wrong() -> None:
     def only_rows(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
         if x.dtype != np.float32 or w.bits != 8 or options or w.groups > 1:

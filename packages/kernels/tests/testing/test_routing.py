@@ -77,6 +77,7 @@ def test_what_is_wrong_is_found(fn, name, words):
     assert words in str(error.value)
 
 
+@pytest.mark.thorough
 def test_refusing_is_allowed_where_it_is_said_and_only_there():
     def careful(logits, *, k, **options):
         if options:

@@ -25,6 +25,7 @@ def naive(logits, *, keys, temperature=1.0):
     return jax.jit(jax.vmap(jax.random.categorical))(keys, z).astype(jnp.int32)
 
 
+@pytest.mark.thorough
 def test_a_function_with_gumbel_noise_passes_the_features_that_it_claims():
     suite.check_sample(naive, supports={"excluded", "bfloat16", "float16"})
     with pytest.raises(AssertionError, match=r"a tiny temperature: needs .* refused: ValueError"):
@@ -98,6 +99,7 @@ def test_what_is_wrong_is_found(fn, name, words):
         suite.check(fn, CASES[name])
 
 
+@pytest.mark.thorough
 def test_equal_logits_that_are_split_are_found():
     def exactly_k(logits, *, keys, top_k):
         values, order = jax.lax.top_k(logits, top_k)

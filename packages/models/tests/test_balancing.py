@@ -54,6 +54,7 @@ def counted(model, tokens):
     record_load(model, taps["router"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scan", [False, True])
 def test_biases_are_those_of_numpy(model, scan):
     model = nnx.clone(model).configure(scan=scan)
@@ -84,6 +85,7 @@ def test_an_expert_at_the_mean_stays(model):
     np.testing.assert_array_equal(np.sign(moved), [0, 1, -1, 0, 1, -1])
 
 
+@pytest.mark.thorough
 def test_a_forward_pass_counts_nothing_and_files_hold_no_counts(model, tmp_path):
     tokens = jnp.ones((1, 4), jnp.int32)
     jax.jit(lambda x: model(x))(tokens)

@@ -17,12 +17,11 @@ import collections
 import json
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
 import forced_devices
+import warm_start
 
 ROWS, TOKENS, EMBED, VOCAB, MLP, HEADS, WIDTH, DEPTH = 16, 5, 56, 72, 88, 8, 6, 2
 SIZES = {
@@ -73,8 +72,8 @@ def collectives(*cases):
     """For each case (axes, scan, whole), a counter of (kind, shape) over the compiled program."""
     environment = forced_devices.environment(8)
     argument = json.dumps([SIZES, ROWS, TOKENS, cases])
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, argument]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-W", "error", "-c", PROGRAM, argument]
+    done = warm_start.run(command, env=environment)
     assert done.returncode == 0, done.stderr
     return [parse(json.loads(line)) for line in done.stdout.splitlines()]
 
@@ -128,6 +127,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.thorough
 def test_only_what_is_planned():
     kept, gathered = collectives((ALL, False, False), ({"fsdp": 8}, False, True))
     assert unplanned(kept, ALL) == {}

@@ -82,11 +82,13 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
+@pytest.mark.thorough
 def test_logits_are_the_formula(model, oracle):
     tokens = tokens_of(model.config, (2, 41))
     close(jitted(model, tokens), oracle(model, tokens))
 
 
+@pytest.mark.thorough
 def test_a_packed_row_gives_the_logits_of_its_documents(model, oracle):
     documents = [tokens_of(model.config, (1, n), seed=n) for n in (7, 1, 11)]
     row = np.concatenate([*documents, np.zeros((1, 3), np.int32)], axis=1)
@@ -99,6 +101,7 @@ def test_a_packed_row_gives_the_logits_of_its_documents(model, oracle):
     np.testing.assert_array_equal(given, packed)
 
 
+@pytest.mark.thorough
 def test_positions_shift_nothing_but_rope(model, oracle):
     tokens = tokens_of(model.config, (1, 9))
     positions = np.arange(30, 39, dtype=np.int32)[None]
@@ -108,6 +111,7 @@ def test_positions_shift_nothing_but_rope(model, oracle):
     )
 
 
+@pytest.mark.thorough
 def test_a_cache_gives_the_logits_of_the_whole_for_ragged_rows(one, oracle):
     model = one
     lengths, total = np.array([3, 8, 5]), 12
@@ -134,6 +138,7 @@ def step(model, kv, token, positions):
     return model.head(x), kv
 
 
+@pytest.mark.thorough
 def test_call_is_the_head_of_the_features(one):
     tokens = tokens_of(one.config, (2, 5))
     x, kv = one.features(tokens)
@@ -145,6 +150,7 @@ def test_call_is_the_head_of_the_features(one):
     np.testing.assert_allclose(one.head(x[0, 0]), (x @ weight)[0, 0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_bfloat16_weights_give_bfloat16_features_and_float32_logits(one, oracle):
     tokens = tokens_of(one.config, (2, 9))
     want = oracle(one, tokens)
@@ -158,6 +164,7 @@ def test_bfloat16_weights_give_bfloat16_features_and_float32_logits(one, oracle)
     np.testing.assert_allclose(logits, want, rtol=0, atol=0.05 * np.abs(want).max())
 
 
+@pytest.mark.thorough
 def test_another_attention_gets_the_arguments_of_the_contract(one):
     tokens = tokens_of(one.config, (2, 6))
     segments = jnp.ones((2, 6), jnp.int32)
@@ -182,6 +189,7 @@ def test_another_attention_gets_the_arguments_of_the_contract(one):
         assert options["scale"] == pytest.approx(a.head_dim**-0.5)
 
 
+@pytest.mark.thorough
 def test_another_product_is_an_attribute_of_each_projection(one):
     seen = []
 
@@ -199,6 +207,7 @@ def test_another_product_is_an_attribute_of_each_projection(one):
     assert len(seen) == 7 * len(one.config.layers)
 
 
+@pytest.mark.thorough
 def test_a_cache_is_opaque_and_goes_layer_by_layer(one):
     tokens = tokens_of(one.config, (2, 5))
 
@@ -234,6 +243,7 @@ def test_the_forward_lowers_for_accelerators(platform, scan, one):
     assert exported.out_avals[0].shape == (2, 8, 53)
 
 
+@pytest.mark.thorough
 def test_a_token_outside_the_vocabulary_is_refused(one):
     size = one.config.vocab_size
     bad = np.array([[0, size]], np.int32)
@@ -244,6 +254,7 @@ def test_a_token_outside_the_vocabulary_is_refused(one):
     assert np.isnan(jitted(one, bad)[0, 1]).all()
 
 
+@pytest.mark.thorough
 def test_taps_are_the_stream_after_a_layer_scanned_or_not(one):
     tokens = tokens_of(one.config, (2, 9))
     taps = ("layers.1", "layers.2")
@@ -274,6 +285,7 @@ def test_taps_are_the_stream_after_a_layer_scanned_or_not(one):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_router_tap_counts_the_real_tokens_of_every_mixture(scan, random_model):
     config = qwen3_moe(
@@ -298,6 +310,7 @@ def test_an_unknown_tap_is_refused(taps, one):
     assert "Remove ['" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_embeds_take_the_place_of_tokens(random_model):
     config = dataclasses.replace(CONFIGS["llama-gqa-tied"], embed_scale=3.0)
     model = random_model(config)
@@ -311,6 +324,7 @@ def test_embeds_take_the_place_of_tokens(random_model):
     assert "tokens=None, embeds=None. Pass tokens" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_a_position_without_a_learned_vector_is_refused(random_model):
     model = random_model(gpt2(vocab_size=7, embed=4, depth=1, heads=2, max_length=5))
     with pytest.raises(ValueError, match="must have a learned vector") as error:
@@ -320,6 +334,7 @@ def test_a_position_without_a_learned_vector_is_refused(random_model):
     assert np.isnan(jitted(model, np.zeros((1, 6), np.int32))[0, 5]).all()
 
 
+@pytest.mark.thorough
 def test_head_weight_brings_the_soft_cap(random_model):
     model = random_model(dataclasses.replace(CONFIGS["llama-mha"], soft_cap=2.0))
     x, _ = model.features(tokens_of(model.config, (1, 3)))
@@ -328,6 +343,7 @@ def test_head_weight_brings_the_soft_cap(random_model):
     np.testing.assert_allclose(model.head(x), 2 * np.tanh(x @ weight / 2), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_configure_puts_a_ragged_product_into_every_mixture(random_model):
     config = mixtral(vocab_size=11, embed=6, depth=2, heads=3, mlp=5, experts=3)
     model, calls = random_model(config), []
@@ -375,6 +391,7 @@ def test_a_cache_of_another_depth_is_refused(one):
     assert "Use dense_kv(model.config, rows=..., length=...)" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_size_one(oracle, random_model):
     model = random_model(llama(vocab_size=1, embed=2, depth=1, heads=1, mlp=1))
     tokens = np.zeros((1, 1), np.int32)

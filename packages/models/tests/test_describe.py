@@ -179,6 +179,7 @@ def test_sizes_are_read_in_three_digits(count, text):
 _CHARARRAY = pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 
 
+@pytest.mark.thorough
 @_CHARARRAY
 def test_treescope_shows_the_totals():
     found = describe(abstract(CONFIG))
@@ -189,6 +190,7 @@ def test_treescope_shows_the_totals():
     assert "layers.{0..2}.attn.q.kernel" in html
 
 
+@pytest.mark.thorough
 @_CHARARRAY
 def test_treescope_shows_a_model():
     text = treescope.render_to_text(abstract(CONFIG))
@@ -205,6 +207,7 @@ def test_a_model_shows_itself_in_twenty_lines(model):
     assert any("layers.{" in line and "attn.q.kernel" in line for line in lines)
 
 
+@pytest.mark.thorough
 def test_a_long_table_says_how_many_rows_are_missing(model):
     many = lora.insert(model, "layers.*.{attn,mlp}.*", rank=1, alpha=1, rngs=nnx.Rngs(0))
     rows, lines = len(describe(many).rows), repr(many).splitlines()

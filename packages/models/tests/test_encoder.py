@@ -1,8 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ import pytest
 from flax import nnx
 
 import forced_devices
+import warm_start
 from dovetail_models import Remat, attention, bert, init, siglip_text
 
 SIZES = {"vocab_size": 31, "embed": 12, "depth": 3, "heads": 3, "mlp": 20, "max_length": 17}
@@ -55,6 +54,7 @@ def expected(model, given, leaves, encoder_oracle):
     return encoder_oracle(model, x, seen, eps=1e-12, activation="gelu")
 
 
+@pytest.mark.thorough
 def test_features_and_taps_are_those_of_the_oracle(result, expected):
     x, tapped = result
     streams, want = expected
@@ -74,6 +74,7 @@ def test_the_pooler_is_the_tanh_of_the_first_token(model, result, leaves):
     np.testing.assert_allclose(model.pooled(result[0]), want, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_packed_documents_do_not_meet(model, given):
     tokens, types = given[0][:1], given[1][:1]
     segments = np.array([[1] * 4 + [2] * 6 + [0]], np.int32)
@@ -84,6 +85,7 @@ def test_packed_documents_do_not_meet(model, given):
         np.testing.assert_allclose(got[:, part], alone, atol=5e-6)
 
 
+@pytest.mark.thorough
 def test_a_mask_moves_no_position(model, given):
     # As in transformers: with padding on the left, the first token is at position 5.
     tokens, types = given[0][:1], given[1][:1]
@@ -94,6 +96,7 @@ def test_a_mask_moves_no_position(model, given):
     np.testing.assert_allclose(got[:, 5:], want, atol=5e-6)
 
 
+@pytest.mark.thorough
 def test_token_types_are_0_unless_given(model, given):
     tokens = given[0]
     got = model.features(tokens)
@@ -101,6 +104,7 @@ def test_token_types_are_0_unless_given(model, given):
     np.testing.assert_allclose(got, want, atol=5e-6)
 
 
+@pytest.mark.thorough
 def test_the_attention_operation_is_an_argument(model, given):
     asked = []
 
@@ -117,6 +121,7 @@ def test_the_attention_operation_is_an_argument(model, given):
     np.testing.assert_array_equal(asked[0]["positions"], [np.arange(11)] * 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("remat", [False, Remat(save=())])
 def test_scanned_and_recomputed_layers_give_the_same(model, given, result, remat):
     other = model.configure(scan=True, remat=remat)
@@ -129,6 +134,7 @@ def test_scanned_and_recomputed_layers_give_the_same(model, given, result, remat
     assert model.scan is False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [CONFIG, siglip_text(**SIZES)])
 def test_fresh_parameters_are_those_of_the_config(config, leaves):
     fresh = leaves(init(config, seed=1))
@@ -169,6 +175,7 @@ def test_bad_input_is_refused(model, given, options, parts):
     assert all(part in str(error.value) for part in parts)
 
 
+@pytest.mark.thorough
 def test_a_token_without_a_vector_is_refused_and_is_nan_under_jit(model, given):
     tokens = given[0].copy()
     tokens[1, 3] = 31
@@ -194,6 +201,7 @@ def test_token_types_need_vectors_and_pooled_a_pooler(random_model, given):
         model.pooled(x)
 
 
+@pytest.mark.thorough
 def test_the_token_that_is_pooled_must_count(random_model, given):
     model = random_model(siglip_text(**SIZES))
     with pytest.raises(ValueError, match="pools the last token") as error:
@@ -267,12 +275,13 @@ print("equal")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     ["vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "siglip"))],
 )
 def test_eight_devices_compute_what_one_does(tmp_path, family):
     environment = forced_devices.environment(8, cached=True)
-    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, str(tmp_path), family]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-W", "error", "-c", EIGHT_DEVICES, str(tmp_path), family]
+    done = warm_start.run(command, env=environment)
     assert done.stdout == "equal\n", done.stderr

@@ -1,8 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -11,6 +9,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 import forced_devices
+import warm_start
 from dovetail_models import abstract, dense_kv, grow, init, llama, lora, mixtral, resize_vocab
 
 SIZES = {"vocab_size": 48, "embed": 24, "depth": 2, "heads": 4, "mlp": 40, "max_length": 8}
@@ -85,16 +84,14 @@ json.dump(found, sys.stdout)
 
 
 # Without jit each operation compiles by itself: one decoder on every change.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "eager", [["llama"], pytest.param(["mixtral", "siglip"], marks=pytest.mark.slow)], ids=" ".join
 )
 def test_models_on_eight_devices_of_an_explicit_mesh_compute_what_one_does(tmp_path, eager):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([SIZES, str(tmp_path / "saved"), eager])],
+    done = warm_start.run(
+        ["-c", PROGRAM, json.dumps([SIZES, str(tmp_path / "saved"), eager])],
         env=forced_devices.environment(8, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -114,6 +111,7 @@ def mesh():
     return jax.make_mesh((1, 1), ("fsdp", "tensor"), devices=jax.devices()[:1])
 
 
+@pytest.mark.thorough
 def test_values_are_checked_on_explicit_axes_too(mesh):
     model = init(llama(**SIZES), mesh=mesh, seed=0)
     with (
@@ -123,6 +121,7 @@ def test_values_are_checked_on_explicit_axes_too(mesh):
         model(np.full((1, 2), 48, np.int32))
 
 
+@pytest.mark.thorough
 def test_the_cache_and_taps_keep_their_values(mesh):
     tokens, config = np.arange(12, dtype=np.int32).reshape(2, 6), llama(**SIZES)
     positions = np.broadcast_to(np.arange(6, dtype=np.int32), (2, 6))
@@ -142,6 +141,7 @@ def test_the_cache_and_taps_keep_their_values(mesh):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # float32, other fusion
 
 
+@pytest.mark.thorough
 def test_routings_and_adapters_of_rows(mesh):
     tokens, ids = np.arange(12, dtype=np.int32).reshape(2, 6), np.array([1, -1], np.int32)
     config = mixtral(**SIZES, experts=4, top_k=2)
@@ -183,6 +183,7 @@ def test_an_abstract_model_on_an_explicit_mesh_has_sharded_logits():
     assert kernel.sharding.mesh == mesh
 
 
+@pytest.mark.thorough
 def test_surgery_keeps_the_explicit_mesh(mesh):
     config, key = llama(**SIZES), jax.random.key(2)
     want = resize_vocab(init(config, seed=0), 56, init="normal", key=key)

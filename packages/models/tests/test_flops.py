@@ -193,6 +193,7 @@ def test_what_a_token_meets(name):
     assert active(config) == round(met)
 
 
+@pytest.mark.thorough
 def test_the_dense_count_is_that_of_xla():
     # Wide, and short: what is not a product is a few operations per activation.
     config = llama(vocab_size=384, embed=256, depth=2, heads=2, kv_heads=1, mlp=512)

@@ -20,6 +20,7 @@ def fresh(leaves):
     return leaves(init(CONFIG, seed=4))
 
 
+@pytest.mark.thorough
 def test_matrices_are_normal_and_the_rest_neutral(fresh):
     for name, leaf in fresh.items():
         assert leaf.dtype == np.float32
@@ -33,17 +34,20 @@ def test_matrices_are_normal_and_the_rest_neutral(fresh):
             assert abs(leaf.mean()) < 5 * 0.03 / np.sqrt(leaf.size)
 
 
+@pytest.mark.thorough
 def test_no_two_leaves_share_their_numbers(fresh):
     corners = [leaf.ravel()[:8].tobytes() for name, leaf in fresh.items() if "kernel" in name]
     assert len(set(corners)) == len(corners) == 3 * 7 + 1
 
 
+@pytest.mark.thorough
 def test_the_seed_alone_decides(fresh, leaves):
     again, other = leaves(init(CONFIG, seed=4)), leaves(init(CONFIG, seed=5))
     assert all(np.array_equal(fresh[name], again[name]) for name in fresh)
     assert not any(np.array_equal(fresh[n], other[n]) for n in fresh if "kernel" in n)
 
 
+@pytest.mark.thorough
 def test_abstract_reads_headers_and_places(random_model, tmp_path):
     mesh = jax.make_mesh((1, 1), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
     save(init(CONFIG, seed=4), tmp_path / "whole")

@@ -60,6 +60,7 @@ def test_positions_restart_in_each_run_of_a_segment():
     np.testing.assert_array_equal(restart(segments), want)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "tokens, error, message",
     [

@@ -37,6 +37,7 @@ def test_normalised_vectors_have_length_one(x):
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_sums_are_float32_and_the_result_has_the_dtype_of_the_features():
     # In bfloat16 the running sum would stop at 256.
     x = jnp.ones((1, 1000, 3), jnp.bfloat16)

@@ -72,6 +72,7 @@ def test_attention_is_the_formula(options):
     np.testing.assert_allclose(got, formula(q, k, v, **arguments), rtol=0, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_bfloat16_keeps_its_dtype_and_sums_in_float32():
     q, k, v = (jnp.asarray(x).astype(jnp.bfloat16) for x in qkv())
     got = attention(q, k, v, **DEFAULTS)
@@ -81,6 +82,7 @@ def test_bfloat16_keeps_its_dtype_and_sums_in_float32():
     np.testing.assert_allclose(got.astype(np.float32), formula(*wide, **DEFAULTS), atol=0.02)
 
 
+@pytest.mark.thorough
 def test_a_cache_holds_each_row_at_its_own_positions():
     q, k, v = map(jnp.asarray, qkv(rows=2, length=4))
     entry = (jnp.full((2, 7, 2, 5), 9.0), jnp.full((2, 7, 2, 3), 9.0))
@@ -95,6 +97,7 @@ def test_a_cache_holds_each_row_at_its_own_positions():
     np.testing.assert_array_equal(values[0, 2:], 9.0)
 
 
+@pytest.mark.thorough
 def test_a_negative_position_is_not_written():
     q, k, v = map(jnp.asarray, qkv(rows=1, length=2))
     entry = (jnp.zeros((1, 3, 2, 5)), jnp.zeros((1, 3, 2, 3)))

@@ -71,6 +71,7 @@ def other_routers(model):
     return other
 
 
+@pytest.mark.thorough
 @families
 @pytest.mark.parametrize("options", [{}, {"scan": True, "remat": Remat()}], ids=["plain", "scan"])
 def test_a_tapped_routing_gives_the_same_bits(family, options, made):
@@ -86,6 +87,7 @@ def test_a_tapped_routing_gives_the_same_bits(family, options, made):
     np.testing.assert_array_equal(again, ids)
 
 
+@pytest.mark.thorough
 @families
 def test_another_routing_is_followed(family, made):
     model = made(family)
@@ -100,6 +102,7 @@ def test_another_routing_is_followed(family, made):
     np.testing.assert_allclose(scanned, got, rtol=0, atol=1e-5 * np.abs(got).max())
 
 
+@pytest.mark.thorough
 def test_a_routing_stands_for_the_bias_that_selected_it(made):
     """A selection bias alters no weight: the routing under an old one gives its bits."""
     model = made("deepseek_v3")
@@ -113,6 +116,7 @@ def test_a_routing_stands_for_the_bias_that_selected_it(made):
     np.testing.assert_array_equal(run(model, ids)[0], want)
 
 
+@pytest.mark.thorough
 @families
 def test_gradients_flow_through_the_weights(family, made):
     model = made(family)
@@ -125,6 +129,7 @@ def test_gradients_flow_through_the_weights(family, made):
         assert scale > 0 or "experts" in path  # an expert may meet no token
 
 
+@pytest.mark.thorough
 @families
 def test_a_cache_takes_and_gives_routings(family, made):
     model = made(family)

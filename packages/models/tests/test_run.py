@@ -52,6 +52,7 @@ def assert_close(got, want):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.thorough
 def test_scanned_is_unrolled(plain, tokens):
     model, grads, logits = plain
     got_grads, got = graded(model.configure(scan=True), tokens)
@@ -60,6 +61,7 @@ def test_scanned_is_unrolled(plain, tokens):
     assert_close(got_grads, grads)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("gradients of decoders")
 @pytest.mark.parametrize(
     "scan, save", [(False, ("attn_out",)), (True, ()), (True, ("attn_out", "mlp_hidden"))]
@@ -71,6 +73,7 @@ def test_recomputation_changes_no_gradient(plain, tokens, scan, save):
     assert_close(got_grads, grads)
 
 
+@pytest.mark.thorough
 def test_a_scan_compiles_one_copy_of_a_pattern(random_model, tokens):
     def dots(model):
         graph, state = nnx.split(model)
@@ -83,6 +86,7 @@ def test_a_scan_compiles_one_copy_of_a_pattern(random_model, tokens):
     assert dots(pattern.configure(scan=True)) == 3 * 9 + 1
 
 
+@pytest.mark.thorough
 def test_recomputation_in_a_scan_frees_memory(random_model):
     model = random_model(windows(*[None] * 4)).configure(scan=True)
     tokens = jax.ShapeDtypeStruct((8, 128), jnp.int32)
@@ -112,6 +116,7 @@ def test_runs(kinds, runs):
     assert _runs(list(kinds)) == runs
 
 
+@pytest.mark.thorough
 def test_what_is_offloaded_waits_on_the_host(plain, tokens):
     model, grads, _ = plain
     remat = Remat(save=(), offload=("attn_out", "mlp_hidden"))

@@ -26,6 +26,8 @@ from dovetail_models import (
     vit,
 )
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"embed": 12, "depth": 4, "heads": 2, "mlp": 10}
 LATENT = LatentAttention(
     heads=2, q_rank=None, kv_rank=5, nope_dim=3, rope_dim=4, v_dim=6, rope=Rope(theta=3e4)

@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -12,6 +10,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import forced_devices
+import warm_start
 from dovetail_models import RULES, abstract, llama, qwen3, shardings
 
 CONFIG = qwen3(vocab_size=32, embed=24, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=20)
@@ -137,6 +136,7 @@ AXES = ("data", "fsdp", "tensor")
 SPLITS = [s for s in itertools.product([1, 2, 4, 8], repeat=3) if math.prod(s) == 8]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "meshes",
     [
@@ -153,7 +153,7 @@ SPLITS = [s for s in itertools.product([1, 2, 4, 8], repeat=3) if math.prod(s) =
 )
 def test_eight_devices_compute_what_one_does(tmp_path, meshes):
     environment = forced_devices.environment(8, cached=True)
-    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, str(tmp_path)]
+    command = ["-W", "error", "-c", EIGHT_DEVICES, str(tmp_path)]
     command.append(json.dumps(meshes))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = warm_start.run(command, env=environment)
     assert done.stdout.splitlines() == [f"{shape} equal" for shape, _, _ in meshes], done.stderr

@@ -67,6 +67,7 @@ def forward(model, images):
     return x, tapped["layers.0"], model.head(x)
 
 
+@pytest.mark.thorough
 def test_vit_is_the_oracle(model, images, leaves, encoder_oracle):
     p = doubled(leaves(model))
     token = np.broadcast_to(p["class_token"], (2, 1, 12))
@@ -83,6 +84,7 @@ def test_vit_is_the_oracle(model, images, leaves, encoder_oracle):
     assert logits.dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_a_vit_without_labels_has_no_head(random_model):
     model = random_model(dataclasses.replace(VIT, labels=()))
     with pytest.raises(ValueError, match="head needs a model with labels") as error:
@@ -97,6 +99,7 @@ def compare(model, tokens, pictures):
     return text, image, model.logits(image, text), model(tokens, pictures)
 
 
+@pytest.mark.thorough
 def test_siglip_is_the_oracle(pair, leaves, encoder_oracle):
     model, tokens, pictures = pair
     mine = leaves(model)
@@ -140,6 +143,7 @@ def attended(p, x, heads):
     return y + h @ p["mlp.down.kernel"] + p["mlp.down.bias"]
 
 
+@pytest.mark.thorough
 def test_both_encoders_are_configured(pair):
     model, tokens, pictures = pair
     other = model.configure(scan=True, remat=False)

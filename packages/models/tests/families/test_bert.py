@@ -116,6 +116,7 @@ def test_the_epsilon_is_that_of_small_numbers(model):
     np.testing.assert_allclose(norm(x), want, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prefix", ["", "bert."])
 @pytest.mark.parametrize("old", [False, True])
 def test_names_with_a_prefix_and_old_names_are_read(model, stored, leaves, prefix, old, caplog):
@@ -133,6 +134,7 @@ def test_names_with_a_prefix_and_old_names_are_read(model, stored, leaves, prefi
     assert caplog.messages == ["Left out, since no module here computes it: cls.predictions.bias"]
 
 
+@pytest.mark.thorough
 def test_files_without_a_pooler_make_a_model_without(stored, leaves, tmp_path):
     tensors, write = stored
     rest = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}

@@ -4,8 +4,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,7 @@ from flax import nnx
 from jax import export
 
 import forced_devices
+import warm_start
 from dovetail_models import (
     ClampedGlu,
     Experts,
@@ -155,6 +154,7 @@ def three_ways(model, tokens):
     return model(tokens), model.configure(scan=True)(tokens), cached
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("decoder families, whole, scanned and cached")
 @every
 def test_logits_are_those_of_the_papers_whole_scanned_and_cached(name, made, tokens, oracle):
@@ -254,6 +254,7 @@ SHARDED = {
 }
 
 
+@pytest.mark.thorough("programs on eight devices, for each family")
 @pytest.mark.capability("decoders on expert, data and tensor axes")
 @pytest.mark.parametrize(
     "name, axes",
@@ -267,9 +268,9 @@ SHARDED = {
 def test_eight_devices_compute_what_one_does(name, axes, random_model, tmp_path):
     save(random_model(SHARDED[name]), tmp_path / "model")
     environment = forced_devices.environment(8, cached=True)
-    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES]
+    command = ["-W", "error", "-c", EIGHT_DEVICES]
     command += [str(tmp_path / "model"), json.dumps(axes)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = warm_start.run(command, env=environment)
     assert done.stdout == "equal\n", done.stderr
 
 

@@ -97,6 +97,7 @@ def test_what_no_module_computes_is_refused(keys, part):
     assert part in str(error.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "config, prefix",
     [(TEXT, "text_model."), (VISION, "vision_model."), (siglip(text=TEXT, vision=VISION), "")],

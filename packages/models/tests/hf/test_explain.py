@@ -38,6 +38,7 @@ def test_a_line_tells_where_a_leaf_comes_from_and_goes(directory):
     assert lines["norm.scale"].bytes_per_device == 8 * 4
 
 
+@pytest.mark.thorough
 def test_totals_are_those_of_the_file(directory):
     plan = explain(directory)
     tensors = sum(line.bytes_per_device for line in plan.lines)

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import logging
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +12,7 @@ import safetensors.numpy
 from flax import nnx
 
 import forced_devices
+import warm_start
 from dovetail_models import gpt2, gpt_oss, llama, load, mixtral, qwen3, save
 
 CONFIG = qwen3(vocab_size=31, embed=12, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=20)
@@ -59,6 +58,7 @@ def test_names_are_those_of_transformers(model, directory):
     np.testing.assert_array_equal(tensors["model.layers.0.self_attn.k_norm.weight"], scale)
 
 
+@pytest.mark.thorough
 def test_dtypes_are_kept_or_cast(directory, leaves, random_model, tmp_path):
     assert {str(x.dtype) for x in leaves(load(directory, dtype=jnp.bfloat16)).values()} == {
         "bfloat16"
@@ -105,6 +105,7 @@ def test_all_wrong_tensors_are_told_at_once(directory):
     assert lines[5] == "Use the config.json that was saved with these files."
 
 
+@pytest.mark.thorough
 def test_a_stored_copy_of_a_tied_head_must_be_a_copy(random_model, tmp_path):
     tied = random_model(llama(vocab_size=9, embed=4, depth=1, heads=2, mlp=5, tie=True))
     save(tied, tmp_path / "tied")
@@ -353,6 +354,7 @@ print("equal")
 """
 
 
+@pytest.mark.thorough
 def test_eight_devices_read_and_write_what_one_does(
     random_model, fp8_directory, mxfp4_directory, tmp_path
 ):
@@ -361,6 +363,6 @@ def test_eight_devices_read_and_write_what_one_does(
     edit_config(tmp_path / "gpt2", vocab_size=14)
     paths = [fp8_directory[0], mxfp4_directory[0], tmp_path / "gpt2"]
     environment = forced_devices.environment(8)
-    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, *map(str, paths)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-W", "error", "-c", EIGHT_DEVICES, *map(str, paths)]
+    done = warm_start.run(command, env=environment)
     assert done.stdout == "equal\n", done.stderr

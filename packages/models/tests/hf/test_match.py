@@ -84,6 +84,7 @@ def test_names_are_compared_with_the_nearest_layout():
     ]
 
 
+@pytest.mark.thorough
 def test_a_long_list_is_cut():
     shapes = ON_DISK_FUSED | {f"h.{i}.odd": (1,) for i in range(20_000)}
     del shapes["embed.weight"]

@@ -161,6 +161,7 @@ def test_a_header_beyond_the_bound_of_the_format_is_refused(tmp_path):
         header(path)
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_flipped_byte_is_an_error_or_another_tensor(tmp_path_factory, data):

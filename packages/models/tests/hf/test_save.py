@@ -75,6 +75,7 @@ def test_an_empty_directory_is_filled_and_a_used_one_refused(model, tmp_path):
     assert {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()} == before
 
 
+@pytest.mark.thorough
 def test_experts_and_fused_projections_come_back_byte_for_byte(random_model, tmp_path):
     # As another writer orders them, and unaligned.
     sizes = {"vocab_size": 11, "embed": 8, "depth": 2, "heads": 2}
@@ -162,6 +163,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_disk_that_fills_leaves_nothing(tmp_path):
     # A limit on the size of a file refuses the write as a full disk does, with EFBIG for ENOSPC.
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "m")]

@@ -1,7 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -88,12 +86,15 @@ print("equal")
 """
 
 
+@pytest.mark.thorough
 def test_each_tensor_is_read_once_for_eight_devices():
-    import forced_devices  # not above: the program imports this file, without scripts/ on its path
+    # Not above: the program imports this file, without scripts/ on its path.
+    import forced_devices
+    import warm_start
 
     environment = forced_devices.environment(8)
-    command = [sys.executable, "-W", "error", "-c", SLICES, str(Path(__file__).parent)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-W", "error", "-c", SLICES, str(Path(__file__).parent)]
+    done = warm_start.run(command, env=environment)
     assert done.stdout == "equal\n", done.stderr
 
 

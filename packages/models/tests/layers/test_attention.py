@@ -9,6 +9,8 @@ from dovetail_models import Attention, Norm, Rope
 from dovetail_models.layers.attention import SelfAttention
 from dovetail_models.layers.rope import rope_angles
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = {"heads": 6, "kv_heads": 2, "head_dim": 4, "rope": Rope(theta=50.0)}
 
 

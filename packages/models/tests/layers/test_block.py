@@ -9,6 +9,8 @@ from flax import nnx
 from dovetail_models import Attention, Layer, Mlp, Norm
 from dovetail_models.layers.block import Block
 
+pytestmark = pytest.mark.thorough
+
 ATTENTION = Attention(heads=2, kv_heads=1, head_dim=3, rope=None)
 
 

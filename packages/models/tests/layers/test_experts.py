@@ -35,6 +35,7 @@ def test_each_row_meets_its_own_matrix():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_no_token_is_dropped_even_if_all_choose_one_expert(tokens):
     layer = MixtureOfExperts(4, Experts(count=5, top_k=1, hidden=3), std=1.0, rngs=nnx.Rngs(0))
@@ -51,6 +52,7 @@ def test_no_token_is_dropped_even_if_all_choose_one_expert(tokens):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_another_ragged_product_gives_the_same():
     layer = MixtureOfExperts(4, Experts(count=3, top_k=2, hidden=6), std=0.8, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (2, 5, 4))
@@ -70,6 +72,7 @@ def test_another_ragged_product_gives_the_same():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_gradients_reach_every_chosen_expert_and_the_router():
     layer = MixtureOfExperts(4, Experts(count=3, top_k=2, hidden=6), std=0.8, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 9, 4))
@@ -96,6 +99,7 @@ def test_gradients_reach_every_chosen_expert_and_the_router():
         np.testing.assert_allclose(got[index], want, rtol=2e-2)
 
 
+@pytest.mark.thorough
 def test_given_experts_are_mixed_by_the_weights_of_the_router():
     config = Experts(
         count=5, top_k=2, hidden=3, shared=2, score="sigmoid", scale=2.5, selection_bias=True
@@ -127,6 +131,7 @@ def test_given_experts_are_mixed_by_the_weights_of_the_router():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_given_id_that_names_no_expert_gives_nan():
     layer = MixtureOfExperts(4, Experts(count=3, top_k=1, hidden=2), std=0.9, rngs=nnx.Rngs(0))
     call = nnx.jit(lambda layer, x, ids: layer(x, constrain=same, expert_ids=ids)[0])
@@ -134,6 +139,7 @@ def test_a_given_id_that_names_no_expert_gives_nan():
     assert np.isnan(got).all(-1).tolist() == [[True, False, True]]
 
 
+@pytest.mark.thorough
 def test_a_symbolic_batch_is_exported():
     layer = MixtureOfExperts(4, Experts(count=3, top_k=2, hidden=6), std=0.8, rngs=nnx.Rngs(0))
     (rows,) = jax.export.symbolic_shape("b")

@@ -12,6 +12,8 @@ from dovetail_models import LatentAttention, Rope, attention
 from dovetail_models.layers.latent import LatentSelfAttention
 from dovetail_models.layers.rope import rope_angles
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = LatentAttention(
     heads=3, q_rank=6, kv_rank=5, nope_dim=3, rope_dim=4, v_dim=2, rope=Rope(theta=50.0), bias=True
 )

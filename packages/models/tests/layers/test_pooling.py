@@ -25,6 +25,7 @@ def x():
     return np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("tanh", [False, True])
 def test_a_token_is_projected(x, last, tanh):
@@ -36,6 +37,7 @@ def test_a_token_is_projected(x, last, tanh):
     np.testing.assert_allclose(got, np.tanh(want) if tanh else want, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_a_probe_that_sees_all_tokens_alike_pools_their_mean(x):
     # With q = 0 the weights are equal, and with down = 0 the feed-forward block adds its bias.
     pooler = layer(AttentionPool(heads=2, mlp=MLP))
@@ -46,6 +48,7 @@ def test_a_probe_that_sees_all_tokens_alike_pools_their_mean(x):
     np.testing.assert_allclose(got, x.mean(1) @ kernels[0] @ kernels[1], atol=5e-6)
 
 
+@pytest.mark.thorough
 def test_the_order_of_tokens_does_not_matter_to_a_probe(x):
     pooler = layer(AttentionPool(heads=4, mlp=MLP))
     want = pooler(jnp.asarray(x), constrain=unconstrained)

@@ -48,6 +48,7 @@ def test_scores_depend_on_the_distance_alone(dtype, tolerance):
     assert np.abs(score(9, 4) - score(9, 5)).max() > 0.1
 
 
+@pytest.mark.thorough
 def test_element_i_pairs_with_element_i_plus_half():
     x = jnp.zeros((1, 1, 1, 6)).at[..., 1].set(1.0)
     cos, sin = rope_angles(Rope(theta=8.0), 6, positions=jnp.array([[1]]))

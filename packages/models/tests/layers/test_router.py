@@ -21,6 +21,7 @@ def routed(logits, **options):
 LOGITS = np.array([0.3, 2.0, -1.0, 1.0, 0.9, 1.9])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("normalise", [True, False])
 def test_softmax_of_all_then_the_best(normalise):
     weights, chosen, scores = routed(LOGITS, top_k=2, normalise=normalise, scale=3.0)
@@ -31,6 +32,7 @@ def test_softmax_of_all_then_the_best(normalise):
     np.testing.assert_allclose(weights, want, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_selection_bias_chooses_and_does_not_weigh():
     experts = Experts(count=3, top_k=1, hidden=1, score="sigmoid", selection_bias=True)
     router = Router(3, experts, std=1.0, rngs=nnx.Rngs(0))
@@ -67,6 +69,7 @@ def _routes(rows, length):
     return scores, np.argsort(-scores, axis=-1)[..., :2].astype(np.int32)
 
 
+@pytest.mark.thorough
 def test_balance_counts_choices_and_leaves_padding_out():
     scores, chosen = _routes(2, 5)
     segments = np.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], np.int32)
@@ -77,6 +80,7 @@ def test_balance_counts_choices_and_leaves_padding_out():
     assert count == 1
 
 
+@pytest.mark.thorough
 def test_balance_of_whole_rows_is_the_sum_over_them():
     scores, chosen = _routes(3, 5)
     _, total, count = balance(jnp.asarray(scores), jnp.asarray(chosen), None)
@@ -85,6 +89,7 @@ def test_balance_of_whole_rows_is_the_sum_over_them():
     assert count == 3
 
 
+@pytest.mark.thorough
 def test_balance_of_packed_documents_is_that_of_the_documents_apart():
     scores, chosen = _routes(2, 9)
     segments = np.array([[1, 1, 2, 2, 2, 2, 3, 0, 0], [0, 7, 7, 7, 1, 1, 1, 1, 1]], np.int32)
@@ -95,6 +100,7 @@ def test_balance_of_packed_documents_is_that_of_the_documents_apart():
     assert count == len(pieces)
 
 
+@pytest.mark.thorough
 def test_balance_is_1_where_all_experts_are_used_alike():
     even = jnp.full((1, 4, 4), 0.25)
     turns = jnp.array([[[0, 1], [2, 3], [0, 1], [2, 3]]])

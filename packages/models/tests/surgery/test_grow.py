@@ -60,6 +60,7 @@ def close(got, want):
 FAST = ("llama", "gemma2", "deepseek_v3")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in FAMILIES]
 )
@@ -73,6 +74,7 @@ def test_a_grown_model_computes_the_same(random_model, jitted, name):
     close(jitted(larger, TOKENS), jitted(model, TOKENS))
 
 
+@pytest.mark.thorough
 def test_the_parts_are_the_old_and_the_new(random_model, leaves):
     model = random_model(dataclasses.replace(CONFIG, init_std=0.5))
     old, new = leaves(model), leaves(grow(model, mlp=200, heads=40, key=jax.random.key(1)))
@@ -87,6 +89,7 @@ def test_the_parts_are_the_old_and_the_new(random_model, leaves):
     assert not np.array_equal(up[:, 20:], new["layers.0.mlp.gate.kernel"][:, 20:])
 
 
+@pytest.mark.thorough
 def test_the_old_model_stays_as_it_was(random_model, leaves):
     model = random_model(CONFIG)
     graph, before = nnx.graphdef(model), leaves(model)
@@ -95,6 +98,7 @@ def test_the_old_model_stays_as_it_was(random_model, leaves):
     assert all(np.array_equal(leaf, before[name]) for name, leaf in leaves(model).items())
 
 
+@pytest.mark.thorough
 def test_new_layers_come_evenly_and_are_their_own(random_model, leaves):
     model = random_model(CONFIG)
     larger = grow(model, depth=4)
@@ -108,6 +112,7 @@ def test_new_layers_come_evenly_and_are_their_own(random_model, leaves):
     assert jnp.abs(larger.layers[0].mlp.up.kernel[...]).min() > 0
 
 
+@pytest.mark.thorough
 def test_gradients_reach_what_is_new(random_model):
     model = random_model(CONFIG)
     larger = grow(model, depth=4, mlp=28, heads=6, key=jax.random.key(1))
@@ -137,6 +142,7 @@ def test_gradients_reach_what_is_new(random_model):
     assert min(smallest(graded(larger))) > 0
 
 
+@pytest.mark.thorough
 def test_the_larger_model_is_saved(random_model, tmp_path, jitted):
     larger = grow(random_model(CONFIG), depth=3, mlp=22, key=jax.random.key(1))
     save(larger, tmp_path / "m")
@@ -187,6 +193,7 @@ def test_what_is_not_larger_is_refused(options, parts):
         assert part in str(error.value)
 
 
+@pytest.mark.thorough
 def test_adapters_are_refused(random_model, adapt):
     with pytest.raises(ValueError, match="adapters folded in") as error:
         grow(adapt(random_model(CONFIG), "layers.1.attn.q"), depth=3)
@@ -194,6 +201,7 @@ def test_adapters_are_refused(random_model, adapt):
     assert "lora.merge(model)" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_a_block_that_is_no_family_s_is_refused(random_model):
     model = random_model(CONFIG)
     model.layers[1].attn = nnx.Linear(12, 12, rngs=nnx.Rngs(0))

@@ -36,6 +36,7 @@ def test_the_identity_changes_no_bit(model, jitted):
     np.testing.assert_array_equal(jitted(same, TOKENS), jitted(model, TOKENS))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [[2, 0], [0, 1, 1, 2], [1, 1]])
 def test_layers_come_in_the_order(model, jitted, oracle, random_model, leaves, order):
     new = relayer(model, order)
@@ -74,6 +75,7 @@ def test_a_model_of_repeated_layers_can_be_donated(model):
     jax.block_until_ready(doubled)
 
 
+@pytest.mark.thorough
 def test_equal_layers_still_scan(random_model, jitted):
     model = relayer(random_model(BASE), [0, 2, 0, 2, 1])
     scanned = model.configure(scan=True)

@@ -43,6 +43,7 @@ def filled(config, values, random_model):
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "dtype, adapter_dtype",
     [(np.float32, None), (jnp.bfloat16, None), (jnp.bfloat16, np.float32)],
@@ -57,6 +58,7 @@ def test_a_fresh_adapter_changes_no_bit(random_model, jitted, dtype, adapter_dty
     assert adapter.lora_b.shape == (3, 12)
 
 
+@pytest.mark.thorough
 def test_a_is_drawn_as_by_peft_for_each_layer_anew(model):
     new = lora.insert(model, "layers.*.mlp.down", rank=400, alpha=1.0, rngs=nnx.Rngs(1))
     drawn = [np.asarray(layer.mlp.down.lora_a[...]) for layer in new.layers]
@@ -68,6 +70,7 @@ def test_a_is_drawn_as_by_peft_for_each_layer_anew(model):
     np.testing.assert_allclose(np.mean(np.square(drawn)), bound**2 / 3, rtol=0.03)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rslora", [False, True])
 def test_logits_are_those_of_the_sum(model, adapt, leaves, oracle, random_model, jitted, rslora):
     new = adapt(model, EVERY, rslora=rslora)
@@ -96,6 +99,7 @@ def test_a_bfloat16_kernel_is_merged_in_float32(random_model, adapt, leaves):
     np.testing.assert_allclose(got.astype(np.float32), want, rtol=2**-8, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_removed_is_as_it_was(model, adapt):
     back = lora.remove(adapt(model, EVERY))
     assert nnx.graphdef(back) == nnx.graphdef(model)
@@ -103,6 +107,7 @@ def test_removed_is_as_it_was(model, adapt):
         assert got is want
 
 
+@pytest.mark.thorough
 def test_the_kernel_keeps_its_path(model, adapt, leaves):
     new = adapt(model, EVERY)
     assert leaves(model).keys() < leaves(new).keys()
@@ -110,6 +115,7 @@ def test_the_kernel_keeps_its_path(model, adapt, leaves):
     np.testing.assert_array_equal(new.layers[0].attn.q.bias[...], model.layers[0].attn.q.bias[...])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     # Equal adapters scan as one; a layer without one parts them, but the last two are a run.
     "pattern, scans",
@@ -125,6 +131,7 @@ def test_scanned_is_unrolled(model, adapt, jitted, pattern, scans):
     assert text.count("stablehlo.while") == scans
 
 
+@pytest.mark.thorough
 def test_the_adapters_train_alone(model, adapt, leaves):
     new = adapt(model, "layers.{0,2}.attn.q")
     before = leaves(new)
@@ -144,6 +151,7 @@ def test_the_adapters_train_alone(model, adapt, leaves):
     assert {n for n in before if not np.array_equal(before[n], after[n])} == set(found)
 
 
+@pytest.mark.thorough
 def test_adapters_lie_as_their_kernel_does():
     mesh = AbstractMesh((2, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
     model = abstract(llama(vocab_size=32, depth=1, **SIZES))
@@ -170,6 +178,7 @@ def test_adapters_lie_as_their_kernel_does():
         assert rules[name]["lora_b"].get_value().spec == b
 
 
+@pytest.mark.thorough
 def test_an_outline_is_adapted_and_merged_without_arrays():
     outline = lora.insert(abstract(CONFIG), EVERY, rank=3, alpha=1.0, rngs=nnx.Rngs(0))
     a = outline.layers[0].attn.q.lora_a.get_value()

@@ -44,6 +44,7 @@ def test_equal_models_merge_to_themselves(models, leaves, method):
     assert jnp.abs(model.norm.scale[...]).min() > 0
 
 
+@pytest.mark.thorough
 def test_each_parameter_is_merged(models, leaves):
     result = leaves(merge(models, method="linear", weights=[1, 2, 1]))
     a, b, c = (leaves(model) for model in models)
@@ -58,6 +59,7 @@ def test_each_parameter_is_merged(models, leaves):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_draws_follow_the_seed_and_differ_by_parameter(models, leaves):
     a, base = models[0], models[1]
     draw = {"method": "dare_linear", "weights": [1, 0], "base": base, "density": 0.5}
@@ -69,6 +71,7 @@ def test_draws_follow_the_seed_and_differ_by_parameter(models, leaves):
     assert not np.array_equal(first[name] == start[name], first[next_name] == start[next_name])
 
 
+@pytest.mark.thorough
 def test_the_first_or_the_base_decides_the_dtype(random_model, models):
     half = random_model(CONFIG, seed=4, dtype=jnp.bfloat16)
     first = merge([half, models[0]], method="slerp", weights=[1, 1])
@@ -83,6 +86,7 @@ def test_outlines_merge_to_one():
     assert isinstance(result.norm.scale.get_value(), jax.ShapeDtypeStruct)
 
 
+@pytest.mark.thorough
 def test_keys_that_alter_nothing_may_differ(models):
     model = models[0]
     other = nnx.clone(model)

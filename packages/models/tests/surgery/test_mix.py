@@ -24,6 +24,7 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_linear_is_the_weighted_mean():
     want = np.average(np.stack(LEAVES).astype(np.float64), axis=0, weights=WEIGHTS)
     close(mix.linear(ARRAYS, jnp.asarray(WEIGHTS)), want)
@@ -44,6 +45,7 @@ def test_slerp_keeps_to_the_arc():
     np.testing.assert_allclose(angle(got, b), angle(a, b) * 3 / 4, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("factor", [2.0, -1.5, 0.0])
 def test_slerp_of_parallel_vectors_is_a_line(factor):
     leaves = [ARRAYS[0], factor * ARRAYS[0]]
@@ -73,6 +75,7 @@ def test_task_vectors_are_added():
     close(mix.task_arithmetic(ARRAYS, jnp.asarray(WEIGHTS), base=jnp.asarray(BASE)), want)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("density", [0.3, 0.001, 1.0])
 def test_ties_trims_elects_and_averages(density):
     trimmed = []
@@ -88,6 +91,7 @@ def test_ties_trims_elects_and_averages(density):
     close(got, want)
 
 
+@pytest.mark.thorough
 def test_as_many_entries_stay_among_equals():
     leaf = jnp.ones((5, 4), jnp.bfloat16)
     got = mix.ties([leaf, leaf], jnp.ones(2), base=0 * leaf, density=0.4)
@@ -95,6 +99,7 @@ def test_as_many_entries_stay_among_equals():
     assert int((got != 0).sum()) == 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("elect", [False, True])
 def test_dare_drops_rescales_and_adds(elect):
     options = {"base": jnp.asarray(BASE), "density": 0.4, "key": jax.random.key(3)}
@@ -111,6 +116,7 @@ def test_dare_drops_rescales_and_adds(elect):
     np.testing.assert_allclose(got, want, rtol=0, atol=6e-6)
 
 
+@pytest.mark.thorough
 def test_dare_keeps_each_entry_by_its_own_chance():
     ones = [jnp.ones((200, 300)), jnp.ones((200, 300))]
     key, base = jax.random.key(3), jnp.zeros((200, 300))
@@ -124,6 +130,7 @@ def test_dare_keeps_each_entry_by_its_own_chance():
         assert abs(share - want) < 0.009
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_equal_parameters_give_themselves(dtype):
     leaf = jnp.asarray(LEAVES[0].astype(dtype)).at[0, 0].set(-0.0)

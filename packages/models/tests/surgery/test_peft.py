@@ -34,6 +34,7 @@ def files(model, adapt, tmp_path):
     return rewrite
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_what_is_saved_loads(model, adapt, leaves, tmp_path, dtype):
     new = adapt(model, "layers.*.attn.q", dtype=dtype, rslora=True)

@@ -1,7 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
+import warm_start
 from dovetail_models.surgery.place import build
 
 MESH = AbstractMesh((2, 3), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -107,6 +106,7 @@ print("equal")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "names",
     [
@@ -116,6 +116,6 @@ print("equal")
 )
 def test_on_eight_devices_everything_stays_where_its_rule_places_it(names):
     environment = forced_devices.environment(8, cached=True)
-    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-W", "error", "-c", EIGHT_DEVICES, *names]
+    done = warm_start.run(command, env=environment)
     assert done.stdout == "equal\n", done.stderr

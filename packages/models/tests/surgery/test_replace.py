@@ -21,6 +21,7 @@ class Scaled(nnx.Module):
         return self.factor * self.inner(*args, **options)
 
 
+@pytest.mark.thorough
 def test_matched_modules_become_others(random_model, leaves, jitted):
     model = random_model(CONFIG)
     before = leaves(model)

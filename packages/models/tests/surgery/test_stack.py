@@ -79,6 +79,7 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.thorough
 @families
 def test_each_row_is_that_of_its_adapter_alone(family, made):
     base, alone, stack = made(family)
@@ -91,6 +92,7 @@ def test_each_row_is_that_of_its_adapter_alone(family, made):
     assert all(np.abs(want[i] - call(base, TOKENS)[i]).max() > 1e-3 for i in (0, 2, 3, 4))
 
 
+@pytest.mark.thorough
 @families
 def test_tokens_of_packed_rows_choose_too(family, made):
     base, alone, stack = made(family)
@@ -102,6 +104,7 @@ def test_tokens_of_packed_rows_choose_too(family, made):
     close(got.reshape(want.shape), want)
 
 
+@pytest.mark.thorough
 @families
 def test_a_cache_is_that_of_the_adapter(family, made):
     base, alone, stack = made(family)
@@ -119,6 +122,7 @@ def test_a_cache_is_that_of_the_adapter(family, made):
         np.testing.assert_allclose(got, want[:, start:stop], rtol=0, atol=2e-5 * np.abs(want).max())
 
 
+@pytest.mark.thorough
 @families
 def test_scanned_and_recomputed_gradients_reach_the_chosen_adapters(family, made):
     _, _, stack = made(family)
@@ -141,6 +145,7 @@ def test_scanned_and_recomputed_gradients_reach_the_chosen_adapters(family, made
     assert used > 0
 
 
+@pytest.mark.thorough
 def test_without_ids_it_is_the_base(made):
     base, alone, _ = made("llama")
     stack = lora.stack(base, alone)
@@ -151,6 +156,7 @@ def test_without_ids_it_is_the_base(made):
     np.testing.assert_array_equal(call(stack, TOKENS), call(base, TOKENS))
 
 
+@pytest.mark.thorough
 def test_one_program_serves_all_choices(made):
     _, _, stack = made("llama")
     graph, state = nnx.split(stack)
@@ -163,6 +169,7 @@ def test_one_program_serves_all_choices(made):
     assert np.isnan(wrong).all((1, 2)).tolist() == [False, True, False, True, False]
 
 
+@pytest.mark.thorough
 @families
 def test_directories_of_peft_give_the_same_stack(family, made, tmp_path):
     base, alone, stack = made(family)
@@ -174,6 +181,7 @@ def test_directories_of_peft_give_the_same_stack(family, made, tmp_path):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.thorough
 def test_types_are_promoted_and_kept(random_model, adapt):
     base = random_model(CONFIGS["llama"], dtype=jnp.bfloat16)
     pair = [adapt(base, "**.q", seed=i, dtype=t) for i, t in enumerate((jnp.bfloat16, np.float32))]
@@ -204,6 +212,7 @@ def test_a_stack_lies_on_the_mesh_of_its_kernels():
     assert planned["scales"].get_value().spec == PartitionSpec(None)
 
 
+@pytest.mark.thorough
 def test_ids_that_name_no_adapter_are_refused(made):
     base, _, stack = made("llama")
     for wrong in (3, -2):
@@ -240,6 +249,7 @@ def test_adapters_of_another_base_are_refused(made, random_model, adapt, tmp_pat
         lora.stack(stack, [alone[1]])
 
 
+@pytest.mark.thorough
 def test_what_rows_cannot_choose_is_refused(made, adapt):
     base, alone, _ = made("llama")
     with pytest.raises(ValueError, match="choose adapters inside layers") as error:

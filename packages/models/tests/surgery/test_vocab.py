@@ -16,6 +16,7 @@ TIED = dataclasses.replace(CONFIG, tie=True)
 TOKENS = jnp.asarray(np.random.default_rng(4).integers(0, 31, (2, 9), np.int32))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [CONFIG, TIED], ids=["head", "tied"])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_new_rows_are_the_mean_of_the_old(random_model, leaves, jitted, config, dtype):
@@ -42,6 +43,7 @@ def test_new_rows_are_the_mean_of_the_old(random_model, leaves, jitted, config, 
     np.testing.assert_allclose(logits[..., :31], before, rtol=0, atol=close)
 
 
+@pytest.mark.thorough
 def test_new_rows_can_be_drawn(random_model, leaves):
     model = random_model(dataclasses.replace(CONFIG, init_std=0.5))
     new = leaves(resize_vocab(model, 2031, init="normal", key=jax.random.key(3)))

@@ -141,6 +141,7 @@ def test_ctrl_c_kills_the_ranks_and_the_cluster_goes_on(cluster, job, marked):
     assert len(job.log()) == steps
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a stranger is refused while the job goes on")
 def test_a_stranger_is_refused_while_the_job_goes_on(cluster, job, caplog):
     job.start(cluster)
@@ -157,6 +158,7 @@ def test_a_stranger_is_refused_while_the_job_goes_on(cluster, job, caplog):
     assert any("refused 127.0.0.1:" in record.message for record in caplog.records)
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("resizing and suspending a run")
 def test_a_resize_changes_the_hosts_and_zero_suspends(cluster, job):
     job.start(cluster, hosts=(2, 3))
@@ -194,6 +196,7 @@ def test_a_host_that_the_probe_refuses_is_left_out(cluster):
         cluster.run(lambda ctx: 0, elastic=Elastic(probe=refuse, wait_s=2.0))
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a notice of the user's own")
 def test_the_users_notice_takes_the_host_away(cluster, job):
     file = str(job.folder / "notice")
@@ -223,6 +226,7 @@ def test_output_has_the_ranks_name(cluster, capfd):
         assert f"[rank {rank}] hello from {rank}" in lines
 
 
+@pytest.mark.costly("it starts the hosts of its file")
 def test_options_say_what_is_right(cluster):
     with pytest.raises(ValueError, match=r"at most 3, got hosts=\(4, 5\); write"):
         cluster.run(print, elastic=Elastic(hosts=(4, 5)))
@@ -234,6 +238,7 @@ def test_options_say_what_is_right(cluster):
         Cluster.local(hosts=1, preload="optax")
 
 
+@pytest.mark.thorough
 def test_a_failing_preload_fails_the_run():
     with (
         Cluster.local(hosts=1, preload=("no_such_module",)) as cluster,
@@ -242,6 +247,7 @@ def test_a_failing_preload_fails_the_run():
         cluster.run(print)
 
 
+@pytest.mark.thorough
 def test_a_closed_cluster_runs_nothing():
     cluster = Cluster.local(hosts=1)
     cluster.close()

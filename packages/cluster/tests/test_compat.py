@@ -7,6 +7,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 from dovetail_cluster._compat import bind_gloo
 
 # With an address of no interface, gloo must fail: it is the one that counts.
@@ -36,6 +38,7 @@ def test_gloo_binds_to_the_address_that_is_given(monkeypatch):
     assert "hostname" in (inspect.getdoc(original) or "")
 
 
+@pytest.mark.thorough
 def test_jax_uses_it():
     def run(address: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-c", PROGRAM, address]

@@ -24,6 +24,7 @@ def test_a_stopped_rank_is_named_in_the_report(cluster, job, caplog):
     assert result.states["stuck"] >= 5.0
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a rank that sleeps")
 def test_a_sleeping_rank_fails_a_job_without_budget(cluster, job):
     job.start(cluster, stall_s=5.0, hosts=(3,), budget={"stall": 0})
@@ -35,6 +36,7 @@ def test_a_sleeping_rank_fails_a_job_without_budget(cluster, job):
     assert "in _sleep" in str(error)
 
 
+@pytest.mark.thorough("processes of several hosts")
 def test_a_stopped_rank_that_resumes_in_time_fails_nothing(cluster, job):
     job.start(cluster)
     job.wait(step=2, rank=1)
@@ -45,6 +47,7 @@ def test_a_stopped_rank_that_resumes_in_time_fails_nothing(cluster, job):
     assert job.end().generations == 1
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("fewer hosts, then more")
 def test_a_removed_host_leaves_two_and_its_return_makes_three(cluster, job):
     job.start(cluster, hosts=(2, 3))
@@ -62,6 +65,7 @@ def test_a_removed_host_leaves_two_and_its_return_makes_three(cluster, job):
     assert min(step for g, _, _, step in log if g == generation) == last + 1
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a notice, with no step lost")
 def test_a_notice_stops_all_ranks_at_one_step(cluster, job):
     job.start(cluster, hosts=(2, 3))
@@ -78,6 +82,7 @@ def test_a_notice_stops_all_ranks_at_one_step(cluster, job):
     cluster.host(0).restore()
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a network that drops everything")
 def test_a_cut_host_is_lost_and_its_rank_is_gone(cluster, job):
     job.start(cluster, hosts=(2, 3), stall_s=60.0)
@@ -89,6 +94,7 @@ def test_a_cut_host_is_lost_and_its_rank_is_gone(cluster, job):
     assert job.end().generations >= 2
 
 
+@pytest.mark.thorough
 def test_a_cut_that_is_mended_in_time_loses_no_host(cluster, job):
     job.start(cluster)
     job.wait(step=2)
@@ -103,6 +109,7 @@ def test_a_cut_that_is_mended_in_time_loses_no_host(cluster, job):
     assert job.end().generations == 1
 
 
+@pytest.mark.thorough
 def test_a_stall_takes_a_time_and_an_absent_host_no_fault(cluster):
     with pytest.raises(ValueError, match=r"seconds must be above 0, got seconds=0\.0; write stall"):
         cluster.host(0).stall(0.0)

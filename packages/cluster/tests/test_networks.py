@@ -145,6 +145,7 @@ def test_namespaces_are_a_backend(spaces):
     assert isinstance(spaces, Backend)
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a link that goes down between hosts")
 def test_a_host_behind_a_dead_link_is_left_out_and_comes_back(cluster, spaces, job):
     job.start(cluster, hosts=(2, 3), stall_s=60.0)
@@ -168,6 +169,7 @@ def test_a_job_of_all_hosts_waits_for_a_dead_link(cluster, spaces, job):
     assert result.states["waiting"] > 0
 
 
+@pytest.mark.thorough
 def test_a_link_that_comes_back_in_time_costs_nothing(cluster, spaces, job):
     job.start(cluster, hosts=(3,), stall_s=60.0)
     job.wait(step=2)
@@ -179,6 +181,7 @@ def test_a_link_that_comes_back_in_time_costs_nothing(cluster, spaces, job):
     assert job.end().generations == 1
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("packets lost between two hosts, named in time")
 def test_packets_lost_between_two_hosts_are_a_stall_named_in_time(cluster, spaces, job, caplog):
     job.start(cluster, hosts=(3,), stall_s=3.0)

@@ -9,6 +9,8 @@ import pytest
 
 from dovetail_cluster import Elastic
 
+pytestmark = pytest.mark.thorough
+
 STALL_S = 3.0
 
 
@@ -46,6 +48,7 @@ def train(kind):
     return run
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a skipped collective, named in time with all stacks")
 @pytest.mark.parametrize(
     "kind, why, stacks",

@@ -111,6 +111,7 @@ def trainer(save_s):
     return train
 
 
+@pytest.mark.thorough
 def test_a_save_longer_than_a_step_is_no_stall(cluster):
     elastic = Elastic(stall_s=4.0, first_step_s=120.0)
     assert cluster.run(trainer(6.0), elastic=elastic).values == (0, 0, 0)
@@ -124,6 +125,7 @@ def until(true):
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "is_stopped, rule",
     (

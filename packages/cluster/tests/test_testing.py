@@ -73,6 +73,7 @@ def check(report, kinds):
     assert [row.split()[1] for row in rows] == [*kinds]
 
 
+@pytest.mark.thorough
 def test_a_fault_right_after_a_notice_waits_for_its_agreed_stop(monkeypatch):
     plan = [Fault(0, "notice", 0, 5), Fault(1, "kill", 1, 6)]
     monkeypatch.setattr(testing, "plan_faults", lambda *_, **__: plan)
@@ -80,6 +81,7 @@ def test_a_fault_right_after_a_notice_waits_for_its_agreed_stop(monkeypatch):
     check(survives(training(), hosts=2, faults=2, elastic=elastic), ("notice", "kill"))
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a test for users: their function survives seeded faults")
 def test_a_function_with_checkpoints_survives():
     kinds = ("kill", "raise", "remove")
@@ -103,21 +105,25 @@ def fails(match, **options):
     return str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_function_that_forgets_is_caught():
     message = fails(r"must equal those without, got \(24, .* instead of \(24, ", broken="forgets")
     assert "the last fault was fault 0 (kill of host 0 after step" in message
 
 
+@pytest.mark.thorough
 def test_a_function_that_cannot_start_again_is_caught():
     message = fails(r"must survive fault 0 \(kill of host 0", broken="dies")
     assert "no second time" in message
     assert "only=0)" in message
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_both_runs_share_is_caught(tmp_path):
     fails(r"must go on after fault 0 .*, got its end; use relative paths", folder=str(tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which Linux has")
 def test_a_process_that_is_left_is_caught():
     message = fails(r"no process may be left, got \[\d+", broken="leaks")
@@ -125,6 +131,7 @@ def test_a_process_that_is_left_is_caught():
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_compare_decides():
     seen = []
 

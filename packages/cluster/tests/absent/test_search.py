@@ -8,6 +8,7 @@ from dovetail_cluster.absent.compiled import Compiled
 from dovetail_cluster.absent.search import _rank
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("Search over targets, meshes and batches")
 def test_choices_are_ranked_and_refused_ones_come_last():
     def build(devices, *, rows, tensor):

@@ -287,6 +287,7 @@ def test_a_bad_variable_is_named(variables, monkeypatch, name, value, message):
         Env()
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("one script on each host trains as one program")
 def test_a_job_of_two_scripts(variables):
     """Both scripts return from `run` and `map` with the same values, on the same daemons."""

@@ -88,6 +88,7 @@ with Cluster.local(hosts=1) as cluster:
     assert marked() == []
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a closed cluster leaves no process")
 def test_a_closed_cluster_leaves_no_process(marked, tmp_path):
     """Not even one that a rank has started, whether the rank has ended or is running."""

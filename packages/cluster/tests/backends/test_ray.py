@@ -147,6 +147,7 @@ def test_with_hosts_each_is_on_a_node_of_its_own(nodes, tmp_path):
     backend.close()
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a killed Ray node is reported")
 def test_a_node_that_dies_takes_its_daemon_and_is_polled(nodes, tmp_path):
     extra = nodes.add_node(num_cpus=1, resources={"spot": 1}, **STORE)
@@ -182,6 +183,7 @@ def training():
     return train
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("one result on Ray and on local hosts")
 @pytest.mark.capability("a job survives a killed Ray node")
 def test_a_job_on_ray(nodes, job):
@@ -203,6 +205,7 @@ def test_a_job_on_ray(nodes, job):
     assert on_ray[0][1] == 2
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a RayJob's command runs on each host")
 def test_the_manifest_runs_on_the_cluster(nodes, tmp_path):
     body = """
@@ -228,17 +231,20 @@ def test_no_node_with_the_resources(nodes):
         Ray(resources={"TPU": 4})
 
 
+@pytest.mark.thorough("processes of several hosts")
 def test_hosts_below_one():
     with pytest.raises(ValueError, match=r"at least 1, got 0; write Ray\(hosts=2\)"):
         Ray(hosts=0)
 
 
+@pytest.mark.thorough
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "dovetail-cluster\[ray\]"'):
         Ray()
 
 
+@pytest.mark.thorough
 def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch):
     class Away:
         def init(self, **_):

@@ -173,6 +173,7 @@ def training():
     return train
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a job on a Slurm allocation")
 def test_a_job_runs_and_survives_a_lost_step(allocation, monkeypatch, job):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -187,6 +188,7 @@ def test_a_job_runs_and_survives_a_lost_step(allocation, monkeypatch, job):
         assert left() == []
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("the sbatch script runs a job")
 def test_the_manifest_runs_in_the_allocation(allocation):
     body = """

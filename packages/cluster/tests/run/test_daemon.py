@@ -294,6 +294,7 @@ def test_a_failing_preload_is_named_and_ends_the_daemon(marked):
     assert gone(marked)
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_nothing_answers_ends_with_3_and_one_line():
     listener = wire.Listener("127.0.0.1:0", wire.new_key(), lambda link: None)
     address = listener.address
@@ -308,6 +309,7 @@ def test_a_daemon_that_nothing_answers_ends_with_3_and_one_line():
     assert text.startswith(f"place 4: nothing answers at {address}: ")
 
 
+@pytest.mark.thorough
 def test_a_daemon_with_a_wrong_key_ends_with_2():
     controller = Controller(key=wire.new_key())
     assert controller.process.wait(LIMIT_S) == 2

@@ -4,7 +4,10 @@
 
 import pytest
 
+pytestmark = pytest.mark.thorough
 
+
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("restart after a rank's death")
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_killed_rank_restarts_all(cluster, job, rank):
@@ -17,6 +20,7 @@ def test_a_killed_rank_restarts_all(cluster, job, rank):
     assert result.states["restarting"] > 0
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("restart after a host's death")
 def test_a_killed_daemon_is_replaced_and_the_job_goes_on(cluster, job):
     job.start(cluster)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement of ranks."""
 
+import pytest
+
 from dovetail_cluster.tier.agree import gather
 
 
@@ -9,6 +11,7 @@ def test_one_rank_agrees_with_itself():
     assert gather({"a": [1, None]}) == [{"a": [1, None]}]
 
 
+@pytest.mark.thorough
 def test_values_of_any_length_reach_all_ranks(cluster):
     def function(ctx):
         from dovetail_cluster.tier.agree import gather

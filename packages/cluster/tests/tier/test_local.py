@@ -60,6 +60,7 @@ def test_a_host_dies_then_a_file_then_two_hosts(run, hosts, capfd):
     assert run.end().values == expected(14)
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("two hosts go on with the shelves of three, and three with those of two")
 def test_another_number_of_hosts_goes_on_with_the_shelves(run, hosts, tmp_path):
     run.start(7, 9, hosts=(2, 3))
@@ -79,6 +80,7 @@ def test_another_number_of_hosts_goes_on_with_the_shelves(run, hosts, tmp_path):
     assert result.generations == 3
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("a shelf without room is refused with the numbers")
 def test_a_limit_that_has_no_room_for_two_steps_says_how_much_has(run):
     # Each rank has 64 bytes of w. b (10) and the count (8) go to rank 0, the key (8) to rank 1.
@@ -234,6 +236,7 @@ def test_saves_and_waits_are_in_the_phase_save(tmp_path):
     assert tier._context._state().phase == ""
 
 
+@pytest.mark.thorough("processes of several hosts")
 def test_after_a_save_that_the_shelf_failed_the_store_takes_the_next_one(tmp_path, caplog):
     store = Steps()
     with one_rank(tmp_path, store, store_every=100) as tier:
@@ -249,6 +252,7 @@ def test_after_a_save_that_the_shelf_failed_the_store_takes_the_next_one(tmp_pat
     assert "step 4 is not whole on the shelves: no space" in caplog.text
 
 
+@pytest.mark.thorough("processes of several hosts")
 def test_a_last_step_that_the_shelf_failed_is_an_error(tmp_path):
     tier = one_rank(tmp_path, Steps(), store_every=100)
     tier._folder.new = refuse
@@ -257,6 +261,7 @@ def test_a_last_step_that_the_shelf_failed_is_an_error(tmp_path):
         tier.wait()
 
 
+@pytest.mark.thorough
 def test_advice_is_that_of_the_measured_times(tmp_path):
     tier = one_rank(tmp_path, Steps(), generation=2, store_every=100)
     with pytest.raises(RuntimeError, match=r"must follow a save, got none; call save first"):
@@ -268,6 +273,7 @@ def test_advice_is_that_of_the_measured_times(tmp_path):
     assert 0 < advice.save_s < advice.failure_s
 
 
+@pytest.mark.thorough
 def test_while_an_exception_is_handled_wait_asks_no_other_rank(tmp_path):
     store = Steps()
     tier = one_rank(tmp_path, store, store_every=100)

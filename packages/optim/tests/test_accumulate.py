@@ -66,6 +66,7 @@ def test_a_count_of_nothing_leaves_the_step_out():
     np.testing.assert_array_equal(state.sums, 0)
 
 
+@pytest.mark.thorough
 def test_a_nan_costs_its_own_microbatches():
     tx = accumulate(guard(optax.adam(0.1)), every=2)
     state, moved = tx.init(W), []
@@ -88,6 +89,7 @@ def test_sums_of_bfloat16_are_float32():
     np.testing.assert_array_equal(updates.astype(jnp.float32), -86.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [1, 3])
 def test_contract(every):
     check_transformation(accumulate(optax.adamw(1e-2), every=every), {"w": W}, count=5.0)

@@ -58,6 +58,7 @@ def spread(rng, n, scale, wide):
     return x.astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CODECS)
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
@@ -130,6 +131,7 @@ def test_below_the_least_code_a_signed_value_is_kept_in_the_mean():
     np.testing.assert_allclose(out.mean(), x, rtol=2e-3)  # 1/n of the level is 1e-3 of x
 
 
+@pytest.mark.thorough
 def test_no_positive_value_becomes_zero():
     x = np.array([1.0, 1e-20, 1e-38, 1e-45, 0.0, -0.0, 3e38, 0.0], np.float32)
     bits = jnp.asarray(np.zeros(8, np.uint32))
@@ -190,6 +192,7 @@ def test_blocks_end_with_the_last_axis(name, shape):
             np.testing.assert_array_equal(got, expected[: len(piece)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CODECS)
 def test_every_code_is_its_own(name):
     """Decoding all 256 codes and encoding them again changes none."""

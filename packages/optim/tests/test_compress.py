@@ -28,6 +28,7 @@ def params(seed=0):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("optimizer state in 8 bits")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_it_keeps_the_contract(dtype):
@@ -74,6 +75,7 @@ def test_the_path_is_near_that_of_float32_state(optimizer):
     assert (apart[20:] <= 0.08 * travelled[20:]).all()
 
 
+@pytest.mark.thorough
 def test_a_second_moment_falls_when_gradients_do():
     """By 0.999 a step: to the nearest code it would stay where it was for ever."""
     tx = compress(optax.scale_by_adam(b1=0.9, b2=0.999), block=64)
@@ -91,6 +93,7 @@ def test_a_second_moment_falls_when_gradients_do():
     np.testing.assert_allclose(np.mean(nu / expected), 1.0, atol=0.05)
 
 
+@pytest.mark.thorough
 def test_bytes_and_memory():
     """2.1 bytes a parameter, and a tenth of a leaf beside donated gradients and state."""
     leaves = {"w": jnp.ones((1024, 4096)), "b": jnp.ones(4096)}
@@ -103,6 +106,7 @@ def test_bytes_and_memory():
     assert step.memory_analysis().temp_size_in_bytes <= 0.1 * leaves["w"].nbytes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shape, block", [((40, 64), 16), ((40, 50), 16), ((2600,), 8), ((9, 5, 11), 4)]
 )
@@ -137,6 +141,7 @@ def test_no_codes_are_computed_while_init_compiles():
     assert "reduce" in text
 
 
+@pytest.mark.thorough
 def test_state_has_the_parameters_shapes_and_names():
     state = compress(optax.adamw(1e-3), block=16).init(params())
     mu = state.inner[0].mu
@@ -147,6 +152,7 @@ def test_state_has_the_parameters_shapes_and_names():
     assert state.inner[0].count.dtype == jnp.int32
 
 
+@pytest.mark.thorough
 def test_masks_by_name_and_rank_hold():
     """Decay of matrices alone, though each leaf is updated by itself."""
     p = params()
@@ -164,6 +170,7 @@ def test_masks_by_name_and_rank_hold():
     assert not np.asarray(updates["w"]).any()
 
 
+@pytest.mark.thorough
 def test_a_field_that_is_not_named_stays_as_it_is():
     tx = compress(optax.adamw(1e-2), codecs=(("nu", fp8_positive()),), block=16)
     p = params()
@@ -172,6 +179,7 @@ def test_a_field_that_is_not_named_stays_as_it_is():
     np.testing.assert_allclose(state.inner[0].mu["w"], 0.1 * p["w"], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_gradients_of_another_dtype_and_no_parameters():
     p = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params())
     tx = compress(optax.scale_by_adam(), block=16)
@@ -182,6 +190,7 @@ def test_gradients_of_another_dtype_and_no_parameters():
     np.testing.assert_allclose(updates["w"], exact["w"], rtol=1e-6)  # the step is before the codes
 
 
+@pytest.mark.thorough
 def test_float64_stays():
     with jax.enable_x64(True):
         p = jnp.asarray(np.linspace(-1, 1, 12).reshape(3, 4))
@@ -191,6 +200,7 @@ def test_float64_stays():
     np.testing.assert_allclose(updates, -0.1 * np.linspace(-1, 1, 12).reshape(3, 4), rtol=1e-15)
 
 
+@pytest.mark.thorough
 def test_gradients_that_are_not_finite_are_seen():
     tx = compress(optax.adamw(1e-2), block=16)
     p = params()
@@ -201,6 +211,7 @@ def test_gradients_that_are_not_finite_are_seen():
     assert np.isfinite(updates["w"]).all()
 
 
+@pytest.mark.thorough
 def test_extra_arguments_reach_the_transformation():
     def update(updates, state, params=None, *, value, scale=None, **extra):
         del params, extra
@@ -220,6 +231,7 @@ def test_extra_arguments_reach_the_transformation():
     np.testing.assert_allclose(out["w"], 9 * p["w"], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_on_eight_devices(on_eight_devices):
     on_eight_devices("compact_sharded.py")
 

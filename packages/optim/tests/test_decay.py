@@ -62,6 +62,7 @@ def test_coupled_shrinks_by_learning_rate_times_rate():
     close(found["a"]["bias"], factor * PARAMS["a"]["bias"].astype(np.float64))
 
 
+@pytest.mark.thorough
 def test_coupled_is_adamw():
     schedule = optax.linear_schedule(0.1, 0.01, STEPS)
     ours = optax.chain(
@@ -114,6 +115,7 @@ def test_bfloat16_is_added_in_float32():
     assert float(found["w"][0]) == -(2.0**-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "dtype, tx",
     [

@@ -36,6 +36,7 @@ def expected(x):
     return np.cumsum(x * x[..., :1, :1], axis=-2)
 
 
+@pytest.mark.thorough
 def test_equal_shapes_of_all_leaves_are_one_stack():
     found, stacks = seen(ARRAYS, MATRICES)
     assert stacks == [(4, 4, 3), (6, 3, 4), (3, 5, 4)]
@@ -51,6 +52,7 @@ def test_chunks_are_bounded_and_alike():
         np.testing.assert_allclose(got, expected(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=8, derandomize=True)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 6))
 def test_any_lengths_in_any_chunks(lengths, room):
@@ -107,6 +109,7 @@ def test_shardings_for_each_array():
     np.testing.assert_allclose(found[0], expected(ARRAYS[0]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("Muon's matrices exchanged between eight devices")
 @pytest.mark.parametrize("mesh", ["explicit", pytest.param("auto", marks=pytest.mark.slow)])
 def test_on_eight_devices(mesh, on_eight_devices):

@@ -46,11 +46,13 @@ def train(sizes, losses=None):
     return params, state, reasons
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_contract(dtype):
     check_transformation(TX, jax.tree.map(lambda p: p.astype(dtype), PARAMS), value=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("guarded steps: non-finite and spiking ones change no bit")
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["w", "b", "loss", "both"])
@@ -145,6 +147,7 @@ def test_a_loss_of_a_step_without_gradient_says_nothing():
     assert int(state.history.accepted) == 3
 
 
+@pytest.mark.thorough
 def test_a_history_holds_no_nan():
     rule = Guard()
     with jax.debug_nans(True):

@@ -71,6 +71,7 @@ def tree(seed, dtype=jnp.bfloat16):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_it_keeps_the_contract(dtype):
     check_transformation(split_master(optax.adamw(1e-2)), {"w": tree(0, dtype)["w"]})
@@ -122,6 +123,7 @@ def test_large_steps_land():
     np.testing.assert_array_equal(moved, np.asarray(taken_apart(exact)[0]).astype(np.float32))
 
 
+@pytest.mark.thorough
 def test_where_a_step_cannot_land_the_master_is_where_it_does():
     """p = 1 of masters below 1, whose last bit is 2⁻²⁴: to -3 of these it is p - 1 - 3 · 2⁻²⁴."""
     start = np.float32(1 - 2.0**-10) - np.arange(50, dtype=np.float32) * np.float32(2.0**-24)
@@ -133,6 +135,7 @@ def test_where_a_step_cannot_land_the_master_is_where_it_does():
     assert (np.abs(master + 3 * 2.0**-24) <= 2.0**-24).all()
 
 
+@pytest.mark.thorough
 def test_zero_updates_keep_every_bit():
     raw = np.arange(1 << 16, dtype=np.uint16)
     p = jnp.asarray(raw.view(ml_dtypes.bfloat16))
@@ -158,6 +161,7 @@ def test_a_value_that_is_not_finite_is_seen():
     np.testing.assert_array_equal(join(moved, state), [np.nan, np.inf, 2.5])
 
 
+@pytest.mark.thorough
 def test_starting_from_float32():
     whole = np.random.default_rng(2).standard_normal((3, 5)).astype(np.float32)
     p, remainder = split(jnp.asarray(whole))

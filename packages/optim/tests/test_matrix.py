@@ -34,6 +34,7 @@ def test_several_axes_make_one_side():
     np.testing.assert_array_equal(turned[0], np.einsum("hdo->odh", x).reshape(5, 6))
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(st.permutations("abcde"), st.permutations("abcde"), st.integers(1, 4), st.data())
 def test_unfold_undoes_fold(axes, used, split, data):

@@ -105,6 +105,7 @@ def test_schedules_and_decay(mode):
     same(train(tx), expected, atol=2e-4)
 
 
+@pytest.mark.thorough
 def test_optax_agrees_without_nesterov():
     """With it, Optax corrects the bias of momentum and gradient apart: another mean of the two."""
     theirs = optax.contrib.muon(0.02, nesterov=False, weight_decay=0.1)
@@ -117,6 +118,7 @@ def test_optax_agrees_without_nesterov():
     same(train(muon(0.02, nesterov=False, scale="rms", dtype=jnp.float32)), expected, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_bfloat16_iterations_stay_near():
     found, expected = train(muon(0.02)), train(muon(0.02, dtype=jnp.float32))
     for k in SHAPES:
@@ -126,6 +128,7 @@ def test_bfloat16_iterations_stay_near():
         assert np.linalg.norm(found[k] - expected[k]) < 0.1 * np.linalg.norm(moved)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shape, matrix, single",
     [
@@ -147,6 +150,7 @@ def test_a_stack_is_a_loop(shape, matrix, single):
         np.testing.assert_allclose(single(np.asarray(together["w"]))[i], params, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (12, 12)])
 def test_the_size_of_an_update(shape):
     u, _, v = np.linalg.svd(draw(5, {"w": shape})["w"], full_matrices=False)
@@ -167,6 +171,7 @@ def test_the_size_of_an_update(shape):
     assert gain == pytest.approx(1, rel=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("Muon")
 @pytest.mark.parametrize("dtype, decay", [(jnp.float32, "coupled"), (jnp.bfloat16, "cautious")])
 def test_contract(dtype, decay):
@@ -194,6 +199,7 @@ def test_the_state_of_bfloat16_is_float32():
     assert len(jax.tree.leaves(state)) == 2
 
 
+@pytest.mark.thorough
 def test_float64_stays():
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
@@ -206,6 +212,7 @@ def test_float64_stays():
         np.testing.assert_allclose(updates["w"], expected, atol=1e-8)  # a float32 schedule
 
 
+@pytest.mark.thorough
 def test_an_nnx_model_trains_by_route():
     model = nnx.Sequential(nnx.Linear(8, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 1, rngs=nnx.Rngs(1)))
     rules = [("layers.0.kernel", muon(0.05)), ("**", optax.sgd(0.05))]
@@ -223,6 +230,7 @@ def test_an_nnx_model_trains_by_route():
     assert losses[-1] < 0.3 * losses[0]
 
 
+@pytest.mark.thorough
 def test_a_new_setting_wins_over_a_restored_state():
     params = {"w": jnp.asarray(draw(0)["wide"])}
     old, new = muon(0.1, ns="jordan"), muon(optax.constant_schedule(0.3), ns="exact")

@@ -52,6 +52,7 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ns", list(SCALAR))
 def test_the_polynomial_acts_on_singular_values(ns, shape):
@@ -81,6 +82,7 @@ def test_rows_of_ones_own():
     np.testing.assert_allclose(found, oracle(x, cubic), atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ns, low, high", [("jordan", 0.47, 1.21), ("polar_express", 0.84, 1.13)])
 def test_bands_of_the_docstring(ns, low, high):
     s = np.geomspace(1e-3, 1, 10_000)
@@ -100,6 +102,7 @@ def test_exact_converges_from_a_thousandth():
     assert abs(SCALAR["exact"](np.geomspace(1e-3, 1, 10_000)) - 1).max() < 1e-7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ns", list(SCALAR))
 def test_nothing_in_nothing_out(ns):
     x = np.stack([random(3, 5), np.zeros((3, 5), np.float32)])
@@ -108,6 +111,7 @@ def test_nothing_in_nothing_out(ns):
     np.testing.assert_array_equal(found[0], orthogonalize(jnp.asarray(x[:1]), ns=ns)[0])
 
 
+@pytest.mark.thorough
 def test_the_size_of_a_matrix_does_not_matter_but_below_1e_7():
     x = random(4, 3)
     for size in (1e-6, 1e30):
@@ -121,6 +125,7 @@ def test_the_size_of_a_matrix_does_not_matter_but_below_1e_7():
     np.testing.assert_allclose(found, 3.4445**5 * 1e-3 * x, rtol=0.1, atol=1e-2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("inside", [jnp.bfloat16, jnp.float32])
 def test_the_dtype_comes_back(dtype, inside):

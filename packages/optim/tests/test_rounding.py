@@ -30,6 +30,7 @@ def tree(seed, dtype=jnp.bfloat16):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_it_keeps_the_contract(dtype):
     check_transformation(stochastic_round(optax.adamw(1e-2), seed=3), {"w": tree(0, dtype)["w"]})
@@ -129,6 +130,7 @@ def test_a_seed_says_all():
     assert np.mean(halves[0] != halves[1]) > 0.3
 
 
+@pytest.mark.thorough
 def test_leaves_are_rounded_apart():
     tx = stochastic_round(optax.sgd(1.0), seed=0)
     p = {k: jnp.ones((32, 32), jnp.bfloat16) for k in "ab"}

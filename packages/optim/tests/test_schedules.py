@@ -41,6 +41,7 @@ def test_an_exponential_piece():
     np.testing.assert_allclose(values(Schedule(phases=(phase,)), 12), expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_optax_takes_it_and_agrees_where_it_has_the_same():
     ours = wsd(0.5, warmup=4, total=20, cooldown=16, shape="cosine")
     theirs = optax.warmup_cosine_decay_schedule(0.0, 0.5, 4, 20)
@@ -52,6 +53,7 @@ def test_optax_takes_it_and_agrees_where_it_has_the_same():
         np.testing.assert_allclose(-updates[0], theirs(i), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_a_branch_leaves_what_was_and_decays_from_there():
     long = wsd(0.3, warmup=5, total=10**6, cooldown=0)
     short = branch(long, at=20, cooldown=10)

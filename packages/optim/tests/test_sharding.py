@@ -50,6 +50,7 @@ def spec_of(tx, leaf, **options):
     return tuple(kept.spec)
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("optimizer state sharded over eight devices")
 def test_on_eight_devices(on_eight_devices):
     on_eight_devices("state_sharded.py")

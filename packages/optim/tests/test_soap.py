@@ -205,6 +205,7 @@ def test_the_order_of_columns_is_of_no_consequence():
         np.testing.assert_allclose(other.nu, state.nu[i][:, j], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_matrices_of_a_tree_take_turns():
     """Each leaf's number counts on: of 5 matrices and refresh=5 one is refreshed in every step."""
     with jax.enable_x64(True):
@@ -224,6 +225,7 @@ def test_matrices_of_a_tree_take_turns():
         assert changed == [[0, 1, 2, 3, 4]] + [[i % 5] for i in range(1, 12)]
 
 
+@pytest.mark.thorough
 def test_float32_follows_float64():
     params = jnp.asarray(RNG.normal(size=(6, 6)), jnp.float32)
     with jax.enable_x64(True):
@@ -245,6 +247,7 @@ def test_a_side_that_is_too_long_has_no_basis():
     assert state.right is None
 
 
+@pytest.mark.thorough
 def test_a_rotated_problem_takes_rotated_steps():
     """What Adam is not: the bases turn with the problem (both sides, by orthogonal matrices)."""
     with jax.enable_x64(True):
@@ -256,6 +259,7 @@ def test_a_rotated_problem_takes_rotated_steps():
         np.testing.assert_allclose(turned, u @ plain @ v, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("SOAP")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_contract(dtype):
@@ -288,6 +292,7 @@ def test_wrong_calls():
         tx.update(jnp.ones((2, 3)), tx.init(jnp.ones((2, 3))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "meshes", [["explicit"], pytest.param(["auto", "mixed"], marks=pytest.mark.slow)], ids=" ".join
 )

@@ -22,6 +22,7 @@ def bits(tree):
     return [np.array(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.thorough
 def test_a_step_is_update_and_application():
     tx, step = optax.adamw(1e-2), Step(optax.adamw(1e-2))
     run = jax.jit(step)
@@ -57,6 +58,7 @@ def test_a_skipped_step_has_not_been(at):
     assert (halted(skipped, patience=1) or "").startswith("the gradient is not finite")
 
 
+@pytest.mark.thorough
 def test_it_skips_what_the_transformation_skips():
     tx, step = guard(optax.sgd(0.1), window=16), Step(optax.sgd(0.1), guard=Guard(window=16))
     run, update = jax.jit(step), jax.jit(tx.update)

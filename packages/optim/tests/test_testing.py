@@ -23,6 +23,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tx", [optax.adamw(1e-2), optax.sgd(1e-2, momentum=0.9)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_optax_keeps_the_contract(tx, dtype):

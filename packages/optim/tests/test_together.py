@@ -37,6 +37,7 @@ def test_the_contract_of_all_together():
     check_transformation(everything(), PARAMS, tolerance=5e-3, value=1.0, count=2.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make, static",
     [

@@ -62,6 +62,7 @@ def test_what_it_watches_moves_as_without():
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.thorough
 def test_contract():
     check_transformation(watch(optax.adamw(1e-2)), PARAMS)
 

@@ -7,6 +7,7 @@ import pytest
 from dovetail_serve import cli
 
 
+@pytest.mark.thorough
 def test_misspelt_actions_and_options_exit_with_usage(command):
     code, _, err = command("verfiy", "repo")
     assert code == 2

@@ -49,6 +49,7 @@ def rich(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.thorough
 def test_inspect_shows_the_whole_manifest(command, rich):
     code, out, err = command("inspect", rich)
     assert (code, err) == (0, "")

@@ -6,7 +6,10 @@ import json
 import os
 import shutil
 
+import pytest
 
+
+@pytest.mark.thorough
 def test_precompile_keeps_programs(command, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, out, err = command("precompile", "repo/mlp/1", "--json")
@@ -18,6 +21,7 @@ def test_precompile_keeps_programs(command, tmp_path, monkeypatch):
         assert os.stat(os.path.join(shown["sidecar"], program["file"])).st_size == program["bytes"]
 
 
+@pytest.mark.thorough
 def test_precompile_prints_no_control_characters(command, here, tmp_path, monkeypatch):
     path = tmp_path / "\x1b[2J\n" / "1"
     shutil.copytree(here / "repo/mlp/1", path)

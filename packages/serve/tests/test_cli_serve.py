@@ -55,6 +55,7 @@ def others(repository):
     shutil.copy(__file__, repository[0] / "module_of_parse.py")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("others")
 def test_serve_answers_until_a_signal(here, repository, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
@@ -123,6 +124,7 @@ def stuck(arrays, assets):
     threading.Event().wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("others")
 def test_the_process_ends_after_the_grace_though_a_host_function_does_not(here):
     options = ("--http", "0", "--versions", "texts=1", "--function", "parse=module_of_parse:stuck")

@@ -12,6 +12,7 @@ import pytest
 from dovetail_serve import HostFunction, Tensor, export
 
 
+@pytest.mark.thorough
 def test_verify_reports_each_bundle(command):
     code, out, err = command("verify", "repo/mlp/1", "repo/mlp/2")
     assert (code, err) == (0, "")
@@ -45,6 +46,7 @@ def test_verify_as_json(command, here):
     assert 0 <= compared["difference"] <= compared["tolerance"] == 1e-4
 
 
+@pytest.mark.thorough
 def test_verify_goes_on_after_a_damaged_bundle(command, damaged, tmp_path):
     path = damaged(tmp_path / "bad")
     code, out, err = command("verify", "absent", path, "repo/mlp/1")
@@ -66,6 +68,7 @@ def test_verify_of_nothing_fails(command):
         command("verify", "--debug", "absent")
 
 
+@pytest.mark.thorough
 def test_verify_runs_the_example(command, tmp_path):
     bundle = export(
         lambda p, *, x: {"y": x @ p["w"]},

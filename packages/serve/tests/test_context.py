@@ -11,6 +11,9 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.thorough
 
 CALLER = """
 import json, sys

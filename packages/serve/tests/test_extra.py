@@ -13,6 +13,7 @@ def test_modules_that_are_there_are_imported():
     assert "xml.dom" in sys.modules
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("folder", "module", "extra"),
     [("http", "orjson", "server"), ("rpc", "google.protobuf", "grpc")],

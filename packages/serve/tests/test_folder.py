@@ -72,6 +72,7 @@ def flip(file, at, bit):
         opened.write(bytes([byte ^ (1 << bit)]))
 
 
+@pytest.mark.thorough
 def test_an_intact_bundle_is_counted(saved):
     report = verify_folder(open_bundle(saved))
     text = (saved / MANIFEST).read_bytes()

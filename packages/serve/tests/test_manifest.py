@@ -61,6 +61,7 @@ def sharded(document):
     return document
 
 
+@pytest.mark.thorough
 def test_equal_manifests_give_equal_bytes(text):
     assert read_manifest(text).to_json() == text
 
@@ -261,6 +262,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=400)
 @given(data=st.data())
 def test_an_edited_manifest_is_refused_or_kept_whole(text, data):

@@ -33,6 +33,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(TREES)
 @settings(max_examples=100, deadline=None)
 def test_rebuilt_trees_are_equal(tree):
@@ -43,6 +44,7 @@ def test_rebuilt_trees_are_equal(tree):
         np.testing.assert_array_equal(leaf, other)
 
 
+@pytest.mark.thorough
 @given(TREES)
 @settings(max_examples=50, deadline=None)
 def test_trees_are_rebuilt_by_name_and_not_by_order(tree):
@@ -69,6 +71,7 @@ def test_names(tree, names):
     assert list(flatten(tree).arrays) == names
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of", [lambda s: s, nnx.to_pure_dict], ids=["state", "pure dictionary"])
 def test_states_of_nnx(of):
     rngs = nnx.Rngs(0)
@@ -87,6 +90,7 @@ def test_states_of_nnx(of):
     np.testing.assert_array_equal(rebuilt(x), model(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 def test_random_keys(implementation):
     key = jax.random.split(jax.random.key(3, impl=implementation), 2)

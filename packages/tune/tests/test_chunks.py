@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dovetail_tune.chunks import map_positions, map_rows
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 3), length=st.integers(1, 17), chunk=st.integers(1, 60))
 def test_positions_come_back_in_order(rows, length, chunk):
@@ -19,6 +20,7 @@ def test_positions_come_back_in_order(rows, length, chunk):
     np.testing.assert_array_equal(first, x[..., 0])
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(groups=st.integers(1, 6), chunks=st.integers(1, 4), group=st.integers(1, 3))
 def test_rows_come_back_in_order(groups, chunks, group):
@@ -35,6 +37,7 @@ def test_rows_come_back_in_order(groups, chunks, group):
     np.testing.assert_array_equal(by_group, x["x"].reshape(-1, group, 2).sum(1))
 
 
+@pytest.mark.thorough
 def test_the_backward_pass_holds_one_chunk():
     w = jnp.eye(64)
 
@@ -54,6 +57,7 @@ def test_the_backward_pass_holds_one_chunk():
     assert temporaries(16) < temporaries(1) / 3
 
 
+@pytest.mark.thorough
 def test_gradients_do_not_depend_on_chunks():
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(12, 3)), rng.normal(size=(3, 3))

@@ -52,6 +52,7 @@ def _gradients(model, batch, **options):
     return jax.tree.leaves(nnx.grad(total)(model))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"chunk": 3}, {"chunk": 26}, {"logprobs": _full}])
 def test_gradients_equal_those_of_all_logits(model, options):
     batch = rows_of(rows=3, length=13, seed=2)
@@ -62,6 +63,7 @@ def test_gradients_equal_those_of_all_logits(model, options):
         np.testing.assert_allclose(own, whole, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_an_injected_operation_gets_head_weight_and_soft_cap(model):
     batch = rows_of(rows=3, seed=3)
     own = token_logps(model, batch, entropy=True)
@@ -71,6 +73,7 @@ def test_an_injected_operation_gets_head_weight_and_soft_cap(model):
     assert token_logps(model, batch, logprobs=_full).entropy is None
 
 
+@pytest.mark.thorough
 def test_a_bfloat16_head_is_normalised_in_float32():
     model = TinyDecoder(rngs=nnx.Rngs(0))
     nnx.update(model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.state(model)))
@@ -80,6 +83,7 @@ def test_a_bfloat16_head_is_normalised_in_float32():
 
 
 class TestMaskedTokens:
+    @pytest.mark.thorough
     def test_nan_features_reach_neither_values_nor_gradients(self):
         class Nan(TinyDecoder):
             def features(self, tokens, **options):
@@ -92,6 +96,7 @@ class TestMaskedTokens:
         head = nnx.grad(lambda model: token_logps(model, batch).logprob.sum())(model)["out"]
         assert np.isfinite(head["kernel"][...]).all()
 
+    @pytest.mark.thorough
     def test_any_target_may_stand_there(self, model):
         batch = rows_of(rows=3, seed=6)
         other = np.where(batch["mask"] > 0, batch["targets"], -100).astype(np.int32)
@@ -109,6 +114,7 @@ class TestMaskedTokens:
         assert np.argwhere(np.isnan(logps)).tolist() == [[1, i]]
 
 
+@pytest.mark.thorough
 def test_entropy_of_impossible_tokens_is_finite():
     class Impossible(TinyDecoder):
         def head(self, x):
@@ -123,6 +129,7 @@ def test_entropy_of_impossible_tokens_is_finite():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_length():
     model = TinyDecoder(vocab_size=4096, width=8, depth=0, rngs=nnx.Rngs(0))
 

@@ -87,6 +87,7 @@ def _scores(model, batch, reference):
     return logps if logps.ndim == 1 else logps.sum(1)
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("three references with one result")
 @pytest.mark.parametrize("adapt", [_with_flax, _with_own], ids=["nnx.LoRA", "own"])
 def test_the_three_references_are_equal_bit_for_bit(base, adapt):
@@ -103,6 +104,7 @@ def test_the_three_references_are_equal_bit_for_bit(base, adapt):
     assert (np.abs(own - field) > 0.1).all()  # the adapters matter
 
 
+@pytest.mark.thorough
 def test_losses_and_gradients_are_equal(models):
     results = []
     for reference in REFERENCES:
@@ -154,6 +156,7 @@ class TestTwin:
         assert len(paths) == 4
         assert all(path[0] == "trained" for path in paths)
 
+    @pytest.mark.thorough
     def test_an_optimizer_step_leaves_the_frozen_module(self, models):
         base, adapted = models
         twin = Twin(nnx.clone(adapted), nnx.clone(base))
@@ -172,6 +175,7 @@ def test_adapters_off_leaves_the_model_and_shares_its_other_arrays(models):
     assert all(x.any() for x in jax.tree.leaves(nnx.state(adapted, nnx.LoRAParam)))
 
 
+@pytest.mark.thorough
 def test_a_field_of_tokens_equals_one_of_rows(models):
     base, adapted = models
     by_row, by_token = (

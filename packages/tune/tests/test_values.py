@@ -45,6 +45,7 @@ def _alone(model, batch, row):
     return (np.asarray(x, np.float64) @ kernel + bias)[0, 1:, 0]
 
 
+@pytest.mark.thorough
 def test_values_and_scores_are_those_of_each_text_alone(model, batch):
     values, scores = _read(model, batch)
     assert values.dtype == scores.dtype == jnp.float32
@@ -66,6 +67,7 @@ class _Placed(TinyDecoder):
         return jnp.where(past[:, None, None], jnp.nan, x), None
 
 
+@pytest.mark.thorough
 def test_padding_takes_no_position_past_the_last_of_the_model(model, batch):
     rngs = nnx.Rngs(1)
     placed = RewardModel(_Placed(depth=2, rngs=rngs), nnx.Linear(16, 1, rngs=rngs))
@@ -90,6 +92,7 @@ def test_devices_that_share_positions_hold_equally_many(model, batch):
     assert (lengths, shapes.shape) == ([12], (6, LENGTH))  # 9 slots have 10 ids
 
 
+@pytest.mark.thorough
 def test_a_call_values_tokens_as_the_decoder_places_them(model, batch):
     options = {name: batch[name] for name in ("positions", "segment_ids")}
     values = model(batch["tokens"], **options)
@@ -102,6 +105,7 @@ def test_a_call_values_tokens_as_the_decoder_places_them(model, batch):
     np.testing.assert_allclose(after[:, :-1][inside], values[:, 1:][inside], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_without_segment_ids_a_text_fills_its_row(model, batch):
     part = {name: batch[name][:1] for name in ("tokens", "targets")}
     np.testing.assert_allclose(
@@ -109,6 +113,7 @@ def test_without_segment_ids_a_text_fills_its_row(model, batch):
     )
 
 
+@pytest.mark.thorough
 def test_both_parts_are_trained(model, batch):
     gradients = nnx.jit(nnx.grad(lambda model: model.scores(batch).sum()))(model)
     for part in ("decoder", "head"):
@@ -117,6 +122,7 @@ def test_both_parts_are_trained(model, batch):
     np.testing.assert_allclose(gradients["head"]["bias"][...], [6.0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["function", "one dimension less"])
 def test_heads_that_are_no_layer(model, batch, form):
     weight = np.random.default_rng(0).normal(size=16).astype(np.float32)
@@ -131,6 +137,7 @@ def test_heads_that_are_no_layer(model, batch, form):
     np.testing.assert_allclose(values, x @ weight, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.thorough
 def test_an_empty_row_scores_nothing_and_has_no_gradient(model, batch):
     batch = {name: x.copy() for name, x in batch.items()}
     batch["segment_ids"][2] = 0
@@ -140,6 +147,7 @@ def test_an_empty_row_scores_nothing_and_has_no_gradient(model, batch):
 
 
 class TestPackedRows:
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("ids", "named"),
         [([1, 1, 1, 2, 2, 2, 2, 0, 0], r"\[0, 1, 2\]"), ([0, 0] + [1] * 7, r"\[0, 1\]")],
@@ -156,6 +164,7 @@ class TestPackedRows:
         assert np.flatnonzero(np.isnan(values).any(1)).tolist() == [4]
 
 
+@pytest.mark.thorough
 def test_missing_fields_and_other_models(model, batch):
     with pytest.raises(ValueError, match=r"tokens and targets, got \['mask', 'tokens'\]; add targ"):
         model.scores({name: batch[name] for name in ("tokens", "mask")})

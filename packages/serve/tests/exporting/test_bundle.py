@@ -35,6 +35,7 @@ def bundle(*, rows=3, seed=0, scale=1.0, **options):
     )
 
 
+@pytest.mark.thorough
 def test_the_digest_is_that_of_the_manifest(tmp_path):
     digest = bundle().save(tmp_path / "1")
     assert (
@@ -43,6 +44,7 @@ def test_the_digest_is_that_of_the_manifest(tmp_path):
     assert digest == verify(tmp_path / "1").digest
 
 
+@pytest.mark.thorough
 def test_equal_exports_have_one_digest_at_one_time(tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     digests = [bundle().save(tmp_path / name) for name in ("1", "2")]
@@ -52,11 +54,13 @@ def test_equal_exports_have_one_digest_at_one_time(tmp_path, monkeypatch):
     assert bundle().save(tmp_path / "3") != digests[0]
 
 
+@pytest.mark.thorough
 def test_sha256sum_accepts_the_checksums(tmp_path):
     bundle(assets={"a.txt": b"x"}).save(tmp_path / "1")
     subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=tmp_path / "1", check=True)
 
 
+@pytest.mark.thorough
 def test_assets_come_from_bytes_or_files(tmp_path):
     (tmp_path / "vocabulary").write_bytes(b"a b c")
     assets = {"from_file": tmp_path / "vocabulary", "from_bytes": b"d"}
@@ -68,12 +72,14 @@ def test_assets_come_from_bytes_or_files(tmp_path):
     }
 
 
+@pytest.mark.thorough
 def test_a_bundle_that_no_reader_would_take_is_not_written(tmp_path):
     with pytest.raises(BundleError, match="batch_sizes must ascend from 1, got"):
         dataclasses.replace(bundle(), batch_sizes=(2, 1)).save(tmp_path / "1")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_what_is_at_the_path_stays(tmp_path):
     bundle().save(tmp_path / "1")
     before = verify(tmp_path / "1").digest
@@ -88,6 +94,7 @@ def test_layouts_are_stored_by_the_names_of_weights(tmp_path):
     assert open_bundle(tmp_path / "1").manifest.platforms[0].layouts == {"w": (1, 0)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", [10, 2000, 12_000])
 def test_a_full_disk_leaves_nothing(limit, tmp_path):
     saved = bundle()
@@ -104,6 +111,7 @@ def test_a_full_disk_leaves_nothing(limit, tmp_path):
     verify(tmp_path / "1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", ["", "now", "9" * 30])
 def test_a_source_date_that_is_no_time_is_refused(tmp_path, monkeypatch, seconds):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
@@ -128,6 +136,7 @@ def test_a_donated_weight_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough("it kills processes")
 @pytest.mark.capability("a kill at any point of a save")
 def test_a_killed_save_leaves_no_bundle_or_a_whole_one(tmp_path):
     run = subprocess.run(
@@ -150,6 +159,7 @@ def test_a_killed_save_leaves_no_bundle_or_a_whole_one(tmp_path):
     assert [bool(line["digest"]) for line in lines] == [i >= renamed for i in range(len(lines))]
 
 
+@pytest.mark.thorough
 def test_equal_weights_of_two_versions_are_one_file(tmp_path):
     bundle().save(tmp_path / "1")
     bundle(scale=2.0).save(tmp_path / "2")
@@ -162,6 +172,7 @@ def test_equal_weights_of_two_versions_are_one_file(tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o444), (0o027, 0o440), (0o077, 0o400)])
 def test_nobody_may_write_to_arrays(tmp_path, umask, mask, mode):
     umask(mask)
@@ -174,6 +185,7 @@ def test_nobody_may_write_to_arrays(tmp_path, umask, mask, mode):
     verify(tmp_path / "2")
 
 
+@pytest.mark.thorough
 def test_a_manifest_that_no_reader_would_take_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "MAX_MANIFEST_BYTES", 2000)
     with pytest.raises(BundleError, match=r"json must have at most 2000 bytes, .*; stack the"):
@@ -181,6 +193,7 @@ def test_a_manifest_that_no_reader_would_take_is_not_written(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_tensors_keep_the_order_of_the_exporter(tmp_path):
     def tensors(names):
         return {name: Tensor(("batch", 2), "float32") for name in names}
@@ -209,6 +222,7 @@ def test_tensors_keep_the_order_of_the_exporter(tmp_path):
     assert list(manifest.provenance) == ["a", "z"]
 
 
+@pytest.mark.thorough
 def test_a_default_device_array_is_saved_like_numpy(tmp_path):
     random = np.random.default_rng(0)
     array = random.normal(size=(4, 3)).astype("float32")
@@ -233,6 +247,7 @@ def aligned(values):
     return array
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("placed", [lambda array: array, jax.device_put], ids=["numpy", "jax"])
 def test_weights_that_change_after_the_export_are_not_saved(placed, tmp_path):
     kernel = aligned(np.random.default_rng(0).normal(size=(64, 4)).astype("float32"))

@@ -5,6 +5,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 # In a process of its own, where no type check stands between the functions.
 CALL = """
 import warnings

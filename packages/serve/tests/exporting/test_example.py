@@ -76,6 +76,7 @@ def test_example_without_a_batch_axis():
         check_example(inputs, {"x": X[:4]}, batch_sizes=())
 
 
+@pytest.mark.thorough
 @given(
     rows=st.integers(1, 12),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True).map(sorted),

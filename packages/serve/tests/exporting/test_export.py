@@ -75,6 +75,7 @@ TREES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TREES)
 def test_trees_of_weights(tmp_path, kind):
     params, leaves = TREES[kind]
@@ -86,10 +87,12 @@ def test_trees_of_weights(tmp_path, kind):
     check(tmp_path, fn, params, {"y": X.astype("f8") @ W + B})
 
 
+@pytest.mark.thorough
 def test_one_array(tmp_path):
     check(tmp_path, lambda w, *, x: {"y": x @ w}, W, {"y": X.astype("f8") @ W})
 
 
+@pytest.mark.thorough
 def test_python_numbers(tmp_path):
     def fn(p, *, x):
         return {"y": jnp.where(p["flag"], x * p["scale"] + p["count"], 0)}
@@ -98,6 +101,7 @@ def test_python_numbers(tmp_path):
     check(tmp_path, fn, params, {"y": X * 0.5 + 3})
 
 
+@pytest.mark.thorough
 def test_no_weights(tmp_path):
     check(tmp_path, lambda p, *, x: {"x": jnp.tanh(x)}, {}, {"x": np.tanh(X)})
 
@@ -114,6 +118,7 @@ def test_int4_weights(tmp_path):
     np.testing.assert_array_equal(folder.arrays(WEIGHTS)["q"].astype("int32"), kernel)
 
 
+@pytest.mark.thorough
 def test_random_keys(tmp_path):
     params = {"key": jax.random.key(3), "w": W}
     noise = np.asarray(jax.random.normal(jax.random.key(3), (4,)))
@@ -137,6 +142,7 @@ class Block(nnx.Module):
         return last(self.dropout(jax.nn.relu(self.norm(first(x)))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pure", [False, True], ids=["state", "pure dictionary"])
 def test_nnx_modules(tmp_path, pure):
     model = Block(nnx.Rngs(0))
@@ -151,12 +157,14 @@ def test_nnx_modules(tmp_path, pure):
     check(tmp_path, fn, params, {"logits": np.asarray(model(X))})
 
 
+@pytest.mark.thorough
 def test_nnx_modules_in_training_mode_are_refused():
     graph, state = nnx.split(Block(nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"'y' in a batch of 4 .*batch statistics"):
         exported(lambda params, *, x: {"y": nnx.merge(graph, params)(x)}, state)
 
 
+@pytest.mark.thorough
 def test_recommender_with_ragged_lookups(tmp_path):
     users, items, width, ids = 300, 500, 8, 6
     params = {
@@ -195,6 +203,7 @@ def test_recommender_with_ragged_lookups(tmp_path):
     np.testing.assert_allclose(golden["score"], expected, **CLOSE)
 
 
+@pytest.mark.thorough
 def test_64_bit_types_are_kept(tmp_path):
     # 2**40 and 1e-12 do not survive 32 bits.
     x = X.astype("f8") + 1e-12
@@ -226,6 +235,7 @@ def test_64_bit_types_are_refused_without_the_option():
         exported(params={"w": W.astype("f8")})
 
 
+@pytest.mark.thorough
 def test_without_a_batch_axis(tmp_path):
     inputs = {"x": Tensor((5, 3), "float32")}
     bundle = exported(lambda p, *, x: {"y": x - x.mean(0)}, inputs=inputs, batch_sizes=None)
@@ -259,6 +269,7 @@ def test_provenance_is_checked():
         unchecked(affine, {"w": W}, inputs=INPUTS, example={"x": X}, provenance={"step": 3})
 
 
+@pytest.mark.thorough
 def test_rows_that_depend_on_each_other_are_served_one_by_one(tmp_path):
     def fn(p, *, x):
         return {"y": x - x.mean(0)}
@@ -268,6 +279,7 @@ def test_rows_that_depend_on_each_other_are_served_one_by_one(tmp_path):
     check(tmp_path, fn, {"w": W}, {"y": np.zeros((5, 3))}, batch_sizes=(1,))
 
 
+@pytest.mark.thorough
 def test_manifest_of_the_golden_pair(tmp_path):
     exported().save(tmp_path / "1")
     golden = load(tmp_path / "1").manifest.golden
@@ -280,6 +292,7 @@ def files(folder):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.thorough
 def test_two_exports_of_one_function_are_equal(tmp_path):
     exported(platforms=("cpu", "tpu"), batch_sizes=(1, 4)).save(tmp_path / "1")
     exported(lambda p, *, x: affine(p, x=x), platforms=("cpu", "tpu"), batch_sizes=(1, 4)).save(
@@ -325,6 +338,7 @@ def test_another_process_writes_the_same_programs(tmp_path):
     assert len(names["digests"]) == 2
 
 
+@pytest.mark.thorough
 def test_no_file_holds_a_path_of_this_machine(tmp_path):
     exported().save(tmp_path / "1")
     for content in files(tmp_path / "1").values():
@@ -332,6 +346,7 @@ def test_no_file_holds_a_path_of_this_machine(tmp_path):
         assert str(tmp_path).encode() not in content
 
 
+@pytest.mark.thorough
 def test_custom_calls_tie_the_bundle_to_this_jaxlib(tmp_path):
     """QR with pivoting calls a function of LAPACK that `jax.export` does not promise to keep."""
     inputs, x = {"x": Tensor(("batch", 3, 3), "float32")}, GENERATOR.normal(size=(3, 3, 3))
@@ -353,6 +368,7 @@ def test_custom_calls_tie_the_bundle_to_this_jaxlib(tmp_path):
         np.testing.assert_allclose(outputs["diagonal"][i], np.abs(np.diag(upper)), **CLOSE)
 
 
+@pytest.mark.thorough
 def test_promised_operations_do_not_tie_the_bundle(tmp_path):
     exported().save(tmp_path / "1")
     assert load(tmp_path / "1").manifest.requires == {}

@@ -104,6 +104,7 @@ def test_numbers_beside_their_own_dtype_are_accepted():
     check_numbers(fn, params, {"x": Tensor((3,), "float32")}, rows=None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [collections.OrderedDict, types.MappingProxyType])
 def test_every_mapping_of_outputs_becomes_a_dictionary(kind):
     """A sidecar has the structure of a dictionary, whatever the function returned."""

@@ -111,6 +111,7 @@ def test_results_that_depend_on_the_place_are_refused(cause):
         checked(*PLACES[cause])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cause", SIZES)
 def test_results_that_depend_on_the_size_are_refused(cause):
     with pytest.raises(
@@ -121,17 +122,20 @@ def test_results_that_depend_on_the_size_are_refused(cause):
         checked(*SIZES[cause])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", INDEPENDENT)
 def test_other_functions_are_accepted(kind):
     checked(*INDEPENDENT[kind], any_size=True)
 
 
+@pytest.mark.thorough
 def test_each_place_is_tried():
     for last in range(7):
         with pytest.raises(ValueError, match="batch of 7"):
             checked(lambda w, ids, last=last: ids.at[last].add(1), ["ids"], batch_sizes=(7,))
 
 
+@pytest.mark.thorough
 def test_a_program_for_any_number_of_rows_is_a_second_size():
     checked(SIZES["a product"][0], batch_sizes=(7,))
     with pytest.raises(ValueError, match="between batches of 7 and of 8"):
@@ -163,6 +167,7 @@ class Unmoved(Runner):
         raise AssertionError("nudged")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("layer", "passes"), [(half, True), (lambda w, x: x @ w["w"], False)])
 def test_rounding_counts_at_the_coarsest_precision(layer, passes):
     # 1e-3 is an eighth of an epsilon of bfloat16, and 8,000 of float32.
@@ -180,6 +185,7 @@ def test_rounding_counts_at_the_coarsest_precision(layer, passes):
         check(Runner)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("factor", "relative", "refused"),
     [(1.0, 1e-7, False), (1.05, 0.1, True)],
@@ -208,6 +214,7 @@ def check_flow(flow, weights, example, kind=Runner, batch_sizes=(8,)):
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float8_e8m0fnu", "float8_e5m2", "float8_e4m3fn", "bfloat16"])
 def test_a_coarse_weight_does_not_excuse_float32(dtype):
     """It is transposed, which rounds nothing. The place counts for 1 %, less than its epsilon."""
@@ -220,6 +227,7 @@ def test_a_coarse_weight_does_not_excuse_float32(dtype):
         check_flow(flow, {"w": kernel}, {"x": np.abs(EXAMPLE["x"])})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["inside", "output"])
 def test_results_of_8_bits_are_not_compared_within_a_quarter(where):
     def flow(w, arrays):
@@ -231,6 +239,7 @@ def test_results_of_8_bits_are_not_compared_within_a_quarter(where):
         check_flow(flow, WEIGHTS, {"x": EXAMPLE["x"]})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
 def test_ties_of_sums_with_weights_of_8_bits_fall_to_either_side(dtype):
     """The weights stay, so two orders of one sum are compared while inputs move."""
@@ -244,6 +253,7 @@ def test_ties_of_sums_with_weights_of_8_bits_fall_to_either_side(dtype):
     check_flow(flow, {"a": kernel}, {"x": EXAMPLE["x"]})
 
 
+@pytest.mark.thorough
 def test_ties_of_float64_fall_to_either_side():
     kernel = WEIGHTS["w"][:, 0].astype("float64")
 
@@ -267,6 +277,7 @@ def test_one_integer_in_two_hundred_is_a_difference():
         check_flow(flow, {"w": kernel}, {"x": EXAMPLE["x"]})
 
 
+@pytest.mark.thorough
 def test_results_near_overflow_may_be_infinite():
     largest = np.full(3, np.finfo(np.float32).max)
 
@@ -284,6 +295,7 @@ ADVICE = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weights", [{}, {"one": np.ones((), "float32")}], ids=["none", "one"])
 def test_rounding_of_captured_weights_is_not_tried(weights):
     """No input or weight moves the tie, which may be honest."""
@@ -329,6 +341,7 @@ def test_nudges_end_when_they_explain_the_difference():
     assert run.seeds in ((0,), (0, 1))
 
 
+@pytest.mark.thorough
 def test_one_copy_of_the_weights_at_a_time():
     run = Counted(
         lambda w, arrays: {"y": arrays["x"] @ w["w"] + len(arrays["x"])},

@@ -135,6 +135,7 @@ def test_large_integers_that_are_equal_as_floats_differ():
         check_rows(run, {"ids": np.ones((2, 1), "int32")}, batch_sizes=(2,))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "complex64"])
 def test_other_floating_point_inputs(dtype):
     example = {"x": np.asarray(jnp.asarray(normal(), dtype))}
@@ -160,6 +161,7 @@ def test_booleans_that_the_example_lacks_are_tried():
         checked(lambda mask: mask | mask.any(0), ["mask"], example=example)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "fn",
     [
@@ -274,6 +276,7 @@ def test_differences_above_the_spread_are_refused():
         check_rows(run, {"x": EXAMPLE["x"]}, batch_sizes=(3,))
 
 
+@pytest.mark.thorough
 @given(data=st.data(), size=st.integers(2, 9))
 @settings(max_examples=60, deadline=None)
 def test_one_row_that_reads_another_is_found_at_the_positions_that_are_tried(data, size):

@@ -23,6 +23,7 @@ def product(weights, arrays):
     return {"y": arrays["x"] * weights["w"].astype("float32")}
 
 
+@pytest.mark.thorough
 def test_weights_are_converted_for_this_platform_alone():
     weights = {"w": jnp.asarray(X)}
     rounded = X * X.astype(jnp.bfloat16).astype("float32")
@@ -103,6 +104,7 @@ def debugging():
         jax.config.update(option, False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_rows_may_be_nan_or_infinite_while_jax_looks_for_such_results(debugging, value):
     x = np.where(np.arange(5)[:, None] == 2, np.float32(value), X)
@@ -127,6 +129,7 @@ def doubled(weights, arrays):
     return {"w": weights["w"], "y": arrays["x"].astype("float32") * 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "complex64", "float16", "bfloat16"])
 def test_floats_move_by_an_epsilon_of_their_own(dtype):
     """Also in float64, where 1 plus an epsilon is 1 in float32."""
@@ -159,6 +162,7 @@ def test_floats_of_8_bits_stay(dtype):
     assert (nudged["y"] != 2 * X).any()
 
 
+@pytest.mark.thorough
 def test_signs_of_nudges_are_balanced_and_unlike():
     ones = np.ones((64, 65), "float32")
     run = Runner(lambda w, arrays: w | {"x": arrays["x"] * 1}, {"a": ones, "b": ones}, CPU)
@@ -209,6 +213,7 @@ def test_message_of_a_run_that_does_not_end():
     )
 
 
+@pytest.mark.thorough
 def test_a_loop_that_waits_for_all_rows_is_refused_and_the_process_ends():
     run = subprocess.run(
         [sys.executable, PROGRAMS / "endless_rows.py"],

@@ -28,6 +28,7 @@ def weights(saved, **changes):
     return {name: np.array(array) for name, array in arrays.items()} | changes
 
 
+@pytest.mark.thorough
 def test_an_equal_file_is_linked_and_described(saved, tmp_path):
     arrays = weights(saved)
     written = link_equal(tmp_path / "new", arrays, beside=tmp_path / "2")

@@ -52,6 +52,7 @@ def test_one_program_for_each_number_of_rows_and_one_for_any():
     assert result.symbolic is None
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("programs for several platforms in one bundle")
 def test_every_program_computes_the_function():
     result = traced()
@@ -194,6 +195,7 @@ def test_promised_custom_calls_need_no_permission():
     assert "custom_call" in loaded(traced(flow, batch_sizes=(2,)), 2).mlir_module()
 
 
+@pytest.mark.thorough
 def test_programs_hold_names_of_operations_and_no_paths():
     result = traced()
     for data in result.files.values():
@@ -202,6 +204,7 @@ def test_programs_hold_names_of_operations_and_no_paths():
         assert b".py" not in data
 
 
+@pytest.mark.thorough
 def test_equal_functions_have_equal_programs_from_any_line():
     first = traced(lambda w, a: mlp(w, a))
     second = traced(lambda w, a: mlp(w, a))

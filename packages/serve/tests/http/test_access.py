@@ -10,6 +10,7 @@ import pytest
 INFER = "/v2/models/mlp/infer"
 
 
+@pytest.mark.thorough
 def test_request_ids_are_echoed_or_made(ask):
     response = ask("GET", "/v2", headers={"X-Request-Id": "abc-1.2"})
     assert response.headers["x-request-id"] == "abc-1.2"

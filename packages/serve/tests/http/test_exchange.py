@@ -41,6 +41,7 @@ def test_bodies_above_the_limit_are_413_and_not_read(exported, serving, bodies):
         assert b"got 201 bytes and more" in body
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_client_that_sends_its_whole_body_first_reads_the_refusal(exported, serving, chunked):
     """More than the buffers of the kernel hold, so a connection closed early is a reset."""
@@ -66,6 +67,7 @@ def test_the_rest_of_a_refused_body_is_read_within_bounds(exported, serving, mon
         served.until(lambda: not served.web._server.server_state.connections)
 
 
+@pytest.mark.thorough
 def test_a_client_that_waits_for_100_continue_is_refused_at_once(exported, serving, monkeypatch):
     for name in ("_LINGER_S", "_LINGER_IDLE_S"):
         monkeypatch.setattr(exchange, name, 1e6)
@@ -124,6 +126,7 @@ def fill(served, stack, count):
     served.until(lambda: served.application._bodies.held == 199 * count)
 
 
+@pytest.mark.thorough
 def test_bodies_above_the_bound_of_all_are_429_and_not_read(exported, serving):
     with serving(exported[0], http={"max_body": 200}) as served:
         with contextlib.ExitStack() as stack:

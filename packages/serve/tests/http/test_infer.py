@@ -137,6 +137,7 @@ def test_other_methods_are_405(ask):
     assert "must be POST, got GET; send POST" in response.error
 
 
+@pytest.mark.thorough
 def test_a_full_queue_is_429_and_a_late_answer_504(exported, serving, bodies):
     """A model that waits a minute for more rows holds one request, and its deadline passes."""
     batching = Batching(max_delay_ms=60_000.0, queue=1)

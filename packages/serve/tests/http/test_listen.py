@@ -24,6 +24,7 @@ def certificate(folder):
     return chain, key
 
 
+@pytest.mark.thorough
 def test_tls(exported, serving, tmp_path):
     tls = certificate(tmp_path)
     with serving(exported[0], http={"tls": tls}) as served:

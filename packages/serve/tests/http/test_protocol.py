@@ -185,6 +185,7 @@ def test_idle_connections_are_closed(exported, serving):
         assert statuses(exchange(served, GET)) == [200]
 
 
+@pytest.mark.thorough
 def test_a_client_that_goes_away_ends_the_first_of_its_pipelined_requests(
     exported, serving, bodies, caplog
 ):
@@ -205,6 +206,7 @@ def test_limits_are_checked():
         Limits(headers=0)
 
 
+@pytest.mark.thorough
 def test_mutated_requests_do_no_harm(mlp, bodies):
     """A sample of benchmarks/fuzz_http.py; valid requests in between are answered."""
     generator = random.Random(7)

@@ -27,6 +27,7 @@ def status_of(client):
     return int(first[:3])
 
 
+@pytest.mark.thorough
 def test_a_client_that_takes_none_of_its_answers_is_dropped(exported, serving):
     limits = Limits(send_s=0.05)
     with serving(exported[0], http={"limits": limits}) as served, served.connect() as client:
@@ -95,6 +96,7 @@ def test_a_client_that_takes_its_answer_slowly_is_dropped_after_it_stops(steps):
     assert asyncio.run(asyncio.wait_for(main(), 120)) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["idle", "close", "half", "garbage"])
 def test_a_client_that_stops_before_the_last_bytes_is_dropped(exported, serving, monkeypatch, end):
     """With less than the high-water mark pending, the loop tells nothing, and `close` waits."""
@@ -116,6 +118,7 @@ def test_a_client_that_stops_before_the_last_bytes_is_dropped(exported, serving,
         served.until(lambda: not state.connections)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a client has taken")
 def test_bytes_that_leave_the_kernel_count_as_taken(exported, serving):
     """The kernel asks for more only after megabytes; the client here reads less between looks."""
@@ -194,6 +197,7 @@ def test_a_refused_connection_is_closed_within_bounds(exported, serving, monkeyp
         served.until(lambda: not served.web._server.server_state.connections)
 
 
+@pytest.mark.thorough
 def test_refused_connections_have_a_limit_too(exported, serving, monkeypatch):
     monkeypatch.setattr(protocol_module, "_LINGER_S", 1e6)
     with serving(exported[0], http={"limits": Limits(connections=1)}) as served:

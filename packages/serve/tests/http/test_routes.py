@@ -100,6 +100,7 @@ def test_clients_load_and_unload_only_if_allowed(ask, mlp):
     assert mlp.server.model_ready("mlp")
 
 
+@pytest.mark.thorough
 def test_models_are_unloaded_and_loaded(exported, serving, tmp_path):
     shutil.copytree(exported[0], tmp_path / "repository")
     root = tmp_path / "repository"

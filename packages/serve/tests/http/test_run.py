@@ -59,6 +59,7 @@ def ask(port, path):
         return client.getresponse().status
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_readiness_answers_the_queue_and_exits_with_0(exported, bodies, number):
     """The request waits for more rows until its server stops; then it is answered."""
@@ -82,6 +83,7 @@ def test_a_signal_ends_readiness_answers_the_queue_and_exits_with_0(exported, bo
         assert "Traceback" not in log
 
 
+@pytest.mark.thorough
 def test_nohup_disables_sighup(exported):
     with running(exported[0], 0.0, "nohup") as (process, port):
         process.send_signal(signal.SIGHUP)
@@ -99,6 +101,7 @@ def test_another_thread_than_the_main_one_is_refused(tmp_path):
         assert part in str(error)
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_the_process_at_once(exported):
     with (
         running(exported[0], 0.0) as (process, port),
@@ -116,6 +119,7 @@ def test_a_second_signal_ends_the_process_at_once(exported):
         assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
+@pytest.mark.thorough
 def test_a_stop_has_one_deadline(exported):
     """A server takes its whole grace, so that none is left for the connections."""
 
@@ -156,6 +160,7 @@ def queued(port):
         return sum(v["queued"] for v in json.loads(client.getresponse().read())["versions"])
 
 
+@pytest.mark.thorough
 def test_a_repository_that_cannot_be_served_ends_it(tmp_path):
     line = [sys.executable, "-c", PROGRAM, str(tmp_path / "absent"), "0"]
     result = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)

@@ -33,6 +33,7 @@ def through_json(value):
     return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
+@pytest.mark.thorough
 @given(data=st.data(), shape=SHAPES, nest=st.booleans(), name=st.sampled_from(sorted(INTEGERS)))
 @settings(max_examples=60, deadline=None)
 def test_integers_round_trip(data, shape, nest, name):
@@ -60,6 +61,7 @@ def test_floats_round_trip_bit_for_bit(data, shape, name):
     assert again.tobytes() == array.tobytes()
 
 
+@pytest.mark.thorough
 @given(values=st.lists(st.text(max_size=5), max_size=6))
 @settings(max_examples=30, deadline=None)
 def test_texts_round_trip(values):

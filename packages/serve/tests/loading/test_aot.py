@@ -95,6 +95,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.thorough
 def test_a_sidecar_is_loaded_in_place_of_compiling(prepared, compilations, original, caplog):
     y = load(prepared.bundle)(x=X)["y"]
     assert compilations == []
@@ -106,6 +107,7 @@ def test_a_sidecar_is_loaded_in_place_of_compiling(prepared, compilations, origi
     assert LOGGER not in {record.name for record in caplog.records}
 
 
+@pytest.mark.thorough
 def test_loading_writes_nothing(prepared):
     def state():
         return {path: path.stat().st_mtime_ns for path in prepared.home.rglob("*")}
@@ -273,6 +275,7 @@ def pipe_for_a_payload(prepared: Prepared) -> None:
 MUST = "must belong to this user and be writable by nobody else, got user="
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -31,6 +31,7 @@ def expected(x):
     return {"y": np.stack([x.sum(1), x[:, 0] - x[:, 2]], axis=1), "n": x[:, 1].astype("int32")}
 
 
+@pytest.mark.thorough
 @given(
     rows=st.integers(0, 40),
     batch_sizes=st.sets(st.integers(1, 16), min_size=1, max_size=4).map(sorted),

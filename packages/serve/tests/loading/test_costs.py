@@ -5,6 +5,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from dovetail_serve import Tensor, export, load, measure_costs
 from dovetail_serve.loading.costs import least_seconds
@@ -44,6 +45,7 @@ def test_slow_programs_run_a_few_times_and_orders_in_doubt_stay_as_measured():
     assert machine.counts == {1: 1, 8: 1}
 
 
+@pytest.mark.thorough
 def test_each_batch_size_is_measured(tmp_path):
     save_mlp(tmp_path / "1", batch_sizes=(1, 3, 8))
     costs = measure_costs(load(tmp_path / "1"))
@@ -51,6 +53,7 @@ def test_each_batch_size_is_measured(tmp_path):
     assert all(0 < cost < math.inf for cost in costs.values())
 
 
+@pytest.mark.thorough
 def test_a_larger_product_costs_more(tmp_path):
     def fn(params, *, x):
         for _ in range(8):

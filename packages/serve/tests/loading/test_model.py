@@ -57,6 +57,7 @@ def run(program, *arguments, **environment):
     ).stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 19])
 def test_any_number_of_rows_equals_numpy(mlp, count):
     path, expected = mlp
@@ -75,6 +76,7 @@ def test_no_rows_give_empty_outputs_and_run_nothing(mlp):
     assert model._compiled == {}
 
 
+@pytest.mark.thorough
 def test_arrays_of_jax_are_taken_and_left_alone(mlp):
     path, expected = mlp
     model = load(path)
@@ -102,6 +104,7 @@ def test_wrong_inputs_are_refused_before_anything_runs(mlp):
     assert model._compiled == {}
 
 
+@pytest.mark.thorough
 def test_threads_call_one_model_and_compile_once(mlp):
     path, expected = mlp
     model = load(path, verify="none")
@@ -121,6 +124,7 @@ def test_threads_call_one_model_and_compile_once(mlp):
     assert len({id(program) for _, program in answers}) == 1
 
 
+@pytest.mark.thorough
 def test_racing_loads_all_work(mlp):
     path, expected = mlp
     barrier = threading.Barrier(16)
@@ -185,6 +189,7 @@ def test_no_devices_are_refused(mlp):
         load(mlp[0], devices=[])
 
 
+@pytest.mark.thorough
 def test_a_bundle_for_other_platforms_is_refused(tmp_path):
     export(
         lambda p, *, x: {"y": x * 2},
@@ -198,6 +203,7 @@ def test_a_bundle_for_other_platforms_is_refused(tmp_path):
         load(tmp_path / "1")
 
 
+@pytest.mark.thorough
 def test_without_a_batch_axis_the_shape_is_fixed(tmp_path):
     export(
         lambda p, *, x, n: {"y": x.sum(0) * n, "n": n + 1},
@@ -246,6 +252,7 @@ def label(arrays, assets):
     return {"label": labels, "score": arrays["score"]}
 
 
+@pytest.mark.thorough
 def test_host_functions_run_before_and_after(tmp_path):
     host_bundle(tmp_path / "1")
     model = load(tmp_path / "1", functions={"encode": encode, "label": label})
@@ -261,6 +268,7 @@ def test_host_functions_run_before_and_after(tmp_path):
     }
 
 
+@pytest.mark.thorough
 def test_missing_and_wrong_host_functions_are_refused(tmp_path):
     host_bundle(tmp_path / "1")
     with pytest.raises(
@@ -290,6 +298,7 @@ def values(dtype, shape, seed):
     return np.asarray(array > 0 if dtype == "bool" else array).astype(jnp.dtype(dtype))
 
 
+@pytest.mark.thorough
 def test_each_dtype_goes_in_and_out(tmp_path):
     weights = {dtype: values(dtype, 3, 0) for dtype in DTYPES}
 
@@ -315,6 +324,7 @@ def test_each_dtype_goes_in_and_out(tmp_path):
         assert outputs[dtype].tobytes() == np.concatenate([inputs[dtype], repeated], 1).tobytes()
 
 
+@pytest.mark.thorough
 def test_64_bit_types_are_kept_where_they_are_not_enabled(tmp_path):
     w = np.random.default_rng(0).normal(size=(4, 3))
     with jax.enable_x64(True):
@@ -358,6 +368,7 @@ def compiled_text(path, **options):
     return load(path).compile(1).as_text()
 
 
+@pytest.mark.thorough
 def test_compiler_options_are_applied(tmp_path):
     # Without its passes the compiler leaves the calls of the traced function where they were.
     plain = compiled_text(tmp_path / "1")
@@ -366,6 +377,7 @@ def test_compiler_options_are_applied(tmp_path):
     assert "call(" not in plain
 
 
+@pytest.mark.thorough
 def test_four_devices_equal_one(tmp_path):
     x = rows(6)
     np.save(tmp_path / "x.npy", x)

@@ -40,6 +40,7 @@ class Replacing(list):
         return super().__iter__()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["full", "files", "none"])
 def test_a_bundle_that_is_replaced_while_it_is_loaded_is_refused(tmp_path, checks):
     for seed, name in ((1, "1"), (2, "other")):
@@ -53,6 +54,7 @@ def test_a_bundle_that_is_replaced_while_it_is_loaded_is_refused(tmp_path, check
     load(path, verify=checks)
 
 
+@pytest.mark.thorough
 def test_a_model_of_a_relative_path_survives_another_working_directory(tmp_path, monkeypatch):
     expected = testing.save_mlp(tmp_path / "bundle", batch_sizes=(2, 4))
     monkeypatch.chdir(tmp_path)
@@ -110,6 +112,7 @@ def move(link, target):
     new.replace(link)
 
 
+@pytest.mark.thorough
 def test_a_model_stays_in_its_process(saved):
     model = load(saved / "1", functions=FUNCTIONS)
     for call in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -125,6 +128,7 @@ def test_a_model_is_not_traced(saved):
         jax.jit(lambda x: model(x=x))(X)
 
 
+@pytest.mark.thorough
 def test_a_single_device_is_refused(saved):
     program = (
         "import sys, jax, dovetail_serve\n"
@@ -162,6 +166,7 @@ def test_a_link_on_the_way_is_resolved_too(versions, monkeypatch):
     assert model.assets["version"] == versions / "1/assets/version"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verify", ["full", "none"])
 @pytest.mark.parametrize("kind", ["deleted", "replaced"])
 def test_programs_and_example_outlive_the_directory(versions, verify, kind):
@@ -177,6 +182,7 @@ def test_programs_and_example_outlive_the_directory(versions, verify, kind):
     assert model.verify() == 1
 
 
+@pytest.mark.thorough
 def test_a_server_answers_by_one_version_when_the_link_to_its_repository_moves(versions, tmp_path):
     for name, version in (("a", "1"), ("b", "2")):
         shutil.copytree(versions / version, tmp_path / name / "scaled/1")
@@ -190,6 +196,7 @@ def test_a_server_answers_by_one_version_when_the_link_to_its_repository_moves(v
     np.testing.assert_array_equal(asyncio.run(answer()).outputs["y"], X + 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["its buffer", "its input"])
 def test_results_do_not_change_with_the_arrays_of_a_host_function(tmp_path, kind):
     export(

@@ -115,12 +115,14 @@ def prepared(tmp_path_factory):
     return root, programs, persistent
 
 
+@pytest.mark.thorough("processes that import JAX anew")
 @pytest.mark.capability("programs compiled ahead of time")
 def test_a_fresh_process_compiles_nothing_and_computes_equal_bits(prepared):
     root, _, persistent = prepared
     assert json.loads(run(FRESH, root / "bundle", "[[]]", **persistent)) == [0, 3]
 
 
+@pytest.mark.thorough
 def test_programs_with_functions_of_lapack(tmp_path, monkeypatch):
     """Without their addresses, the process that checks the executable would end by a signal."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -163,6 +165,7 @@ def test_the_cache_is_private_and_has_nothing_else(prepared):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
+@pytest.mark.thorough
 def test_sharded_models_compile_nothing_on_their_devices(tmp_path):
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     # The options of jax.config count, not these of the environment.
@@ -172,6 +175,7 @@ def test_sharded_models_compile_nothing_on_their_devices(tmp_path):
     assert json.loads(counts) == [0, 1, 1]
 
 
+@pytest.mark.thorough
 def test_64_bit_types_host_functions_and_no_batch_axis(tmp_path):
     with jax.enable_x64(True):
         export(
@@ -196,6 +200,7 @@ def test_64_bit_types_host_functions_and_no_batch_axis(tmp_path):
     assert sorted(os.listdir(second[0].file.parent)) == ["all.executable", "index.json"]
 
 
+@pytest.mark.thorough
 def test_a_damaged_bundle_is_refused_before_any_process(tmp_path):
     save_mlp(tmp_path / "bundle", batch_sizes=(8,))
     (tmp_path / "bundle/weights.safetensors").chmod(0o644)  # weights are read-only
@@ -209,6 +214,7 @@ def test_a_damaged_bundle_is_refused_before_any_process(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.thorough
 def test_a_bundle_for_another_platform_is_refused(tmp_path):
     export(
         lambda p, *, x: {"y": x * p["w"]},
@@ -222,6 +228,7 @@ def test_a_bundle_for_another_platform_is_refused(tmp_path):
     assert os.listdir(tmp_path / "cache") == []
 
 
+@pytest.mark.thorough
 def test_a_cache_of_others_is_refused(tmp_path):
     save_mlp(tmp_path / "bundle", batch_sizes=(8,))
     (tmp_path / "cache").mkdir()
@@ -231,6 +238,7 @@ def test_a_cache_of_others_is_refused(tmp_path):
     assert os.listdir(tmp_path / "cache") == []
 
 
+@pytest.mark.thorough
 def test_a_cache_that_cannot_be_made_is_named(tmp_path):
     save_mlp(tmp_path / "bundle", batch_sizes=(8,))
     (tmp_path / "file").touch()
@@ -266,6 +274,7 @@ def test_one_of_two_sidecars_that_are_moved_at_once_stays(tmp_path, monkeypatch,
     assert sorted(os.listdir(tmp_path)) == ["bundle", "first", "second"]
 
 
+@pytest.mark.thorough
 def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
     save_mlp(tmp_path / "bundle", batch_sizes=(8,))
     # XLA ends a process whose flags it does not know.

@@ -59,6 +59,7 @@ def program_file(manifest, batch):
     return next(p.file for p in manifest.programs if p.batch == batch)
 
 
+@pytest.mark.thorough
 def test_the_program_of_each_size_is_lowered(saved):
     place = SingleDeviceSharding(jax.devices()[0])
     for rows in (1, 4):
@@ -130,6 +131,7 @@ def test_a_program_is_compared_with_its_digest_whatever_is_verified(bundle):
     assert caught.value.file == name
 
 
+@pytest.mark.thorough
 def test_another_number_of_rows_needs_the_symbolic_program(saved, bundle, caplog):
     manifest = open_bundle(bundle).manifest
     # The fixture's own one, or a serialized one under its name: export may not trace it here.

@@ -29,6 +29,7 @@ def cases(draw):
     return histogram, costs, draw(st.integers(1, 7))
 
 
+@pytest.mark.thorough
 @given(cases())
 def test_no_other_sizes_cost_less(case):
     histogram, costs, count = case

@@ -47,6 +47,7 @@ def mapped(file):
     return [tuple(int(x, 16) for x in re.match(r"(\w+)-(\w+)", line).groups()) for line in lines]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/self/maps")
 def test_on_a_cpu_the_map_is_the_buffer(tmp_path):
     save(tmp_path / "1")
@@ -62,6 +63,7 @@ def test_values_are_those_of_the_export(tmp_path):
         np.testing.assert_array_equal(np.asarray(arrays[name]), array)
 
 
+@pytest.mark.thorough
 def test_equal_arrays_of_another_model_are_shared(tmp_path):
     kernel = np.random.default_rng(9).normal(size=(32, 24)).astype("float32")
     save(tmp_path / "1")
@@ -80,6 +82,7 @@ def test_equal_arrays_of_another_model_are_shared(tmp_path):
     np.testing.assert_allclose(two(x=x)["y"][:, 5:], (x @ kernel)[:, 5:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_converted_arrays_are_shared_only_with_converted_ones(tmp_path):
     save(tmp_path / "1")
     save(tmp_path / "2", platform=Platform(name="cpu", weights="bfloat16"))
@@ -89,6 +92,7 @@ def test_converted_arrays_are_shared_only_with_converted_ones(tmp_path):
     assert on_devices(two)["kernel"] is not on_devices(one)["kernel"]
 
 
+@pytest.mark.thorough
 def test_weights_are_converted_on_the_device(tmp_path):
     weights = save(tmp_path / "1", platform=Platform(name="cpu", weights="bfloat16"))
     model = load(tmp_path / "1")
@@ -104,6 +108,7 @@ def test_weights_are_converted_on_the_device(tmp_path):
         model.verify()
 
 
+@pytest.mark.thorough
 def test_layouts_are_applied_and_visible(tmp_path):
     save(tmp_path / "0")
     save(tmp_path / "1", platform=Platform(name="cpu", layouts={"k*": (1, 0)}))
@@ -118,6 +123,7 @@ def test_layouts_are_applied_and_visible(tmp_path):
     assert model.verify() == 3
 
 
+@pytest.mark.thorough
 def test_damage_in_memory_is_named(tmp_path):
     testing.save_mlp(tmp_path / "1", widths=(16, 8, 4), batch_sizes=(1,))
     model = load(tmp_path / "1")
@@ -137,6 +143,7 @@ def test_damage_in_memory_is_named(tmp_path):
     assert (e.value.file, e.value.array) == (WEIGHTS, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("empty", [{}, {"w": np.zeros((0, 3), "float32")}])
 def test_a_model_without_weights_is_loaded(tmp_path, empty):
     export(
@@ -152,6 +159,7 @@ def test_a_model_without_weights_is_loaded(tmp_path, empty):
     assert model.verify() == len(empty)
 
 
+@pytest.mark.thorough
 def test_python_numbers_and_keys_are_weights(tmp_path):
     key = jax.random.key(5)
 

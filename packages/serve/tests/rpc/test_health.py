@@ -34,6 +34,7 @@ def test_messages_have_the_names_of_the_service():
     assert names == [f"{prefix}Request", f"{prefix}Response"]
 
 
+@pytest.mark.thorough
 def test_the_server_and_its_models_are_serving(mlp):
     assert check(mlp, b"") == check(mlp, MLP) == SERVING
 
@@ -67,6 +68,7 @@ def test_models_need_the_token_and_the_server_does_not(mlp_root, serving):
         assert check(served, MLP, [("authorization", "Bearer secret")]) == SERVING
 
 
+@pytest.mark.thorough
 def test_a_watch_tells_of_each_change_until_the_server_stops(mlp_root, serving, monkeypatch):
     monkeypatch.setattr(health, "LOOK_S", 0.01)
     with serving(mlp_root) as served:

@@ -34,6 +34,7 @@ def test_a_message_above_the_limit_is_refused_compressed_or_not(mlp_root, servin
         assert list(stub(small, timeout=30).outputs[0].shape) == [100, 3]
 
 
+@pytest.mark.thorough
 def test_messages_of_all_calls_have_a_bound(mlp_root, serving, infer_fields):
     x = np.zeros((160, 6), "float32")
     fields = infer_fields("mlp", x=x)
@@ -61,6 +62,7 @@ def test_messages_of_all_calls_have_a_bound(mlp_root, serving, infer_fields):
             call.cancel()
 
 
+@pytest.mark.thorough
 def test_a_connection_may_have_as_many_calls_as_the_queue_holds(mlp_root, serving, infer_fields):
     batching = Batching(max_batch=4096, max_delay_ms=1e6, queue=400)
     with serving(mlp_root, batching=batching) as served:
@@ -75,6 +77,7 @@ def test_a_connection_may_have_as_many_calls_as_the_queue_holds(mlp_root, servin
             call.cancel()
 
 
+@pytest.mark.thorough
 def test_answers_may_be_larger_than_four_mebibytes(tmp_path, serving, infer_fields):
     from dovetail_serve import Tensor, export
 
@@ -113,6 +116,7 @@ def test_a_port_that_no_socket_has_is_refused(mlp_root):
         asyncio.run(start_grpc(Server(mlp_root), port=70000))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_stop_answers_open_calls_and_closes_the_port(mlp_root, infer_fields, runner):
     x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
@@ -166,6 +170,7 @@ def test_tls(tmp_path, mlp_root, serving):
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.thorough
 def test_the_package_imports_without_grpc():
     program = "import sys, dovetail_serve; print({'grpc', 'google.protobuf'} & set(sys.modules))"
     output = subprocess.run(

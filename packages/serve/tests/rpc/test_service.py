@@ -75,6 +75,7 @@ def test_an_answer_is_that_of_the_server_bit_for_bit(mlp, infer_fields, version,
     assert outputs(response) == {"y": ("FP32", (3, 3), answer.outputs["y"].tobytes())}
 
 
+@pytest.mark.thorough
 def test_every_dtype_travels_raw(tmp_path, serving, infer_fields):
     generator = np.random.default_rng(2)
     example = {d: generator.integers(0, 2, (3, 5)).astype(jax.numpy.dtype(d)) for d in DTYPES}
@@ -208,6 +209,7 @@ def test_what_is_not_served_says_so(mlp, method, part):
     assert part in error.value.details()
 
 
+@pytest.mark.thorough
 def test_statistics_count_answers_and_failures(mlp_root, serving, infer_fields):
     with serving(mlp_root, versions="all") as served:
         for count in (1, 3):
@@ -269,6 +271,7 @@ class Call:
         return 0.01
 
 
+@pytest.mark.thorough
 def test_the_deadline_of_a_call_is_that_of_its_request(mlp_root, serving):
     # Nothing runs for a minute, and no client cancels: only the deadline ends it.
     with serving(mlp_root, batching=Batching(max_delay_ms=60_000.0)) as served:
@@ -285,6 +288,7 @@ def test_control_is_refused_unless_it_is_asked_for(mlp):
     assert mlp.client("ModelReady", name="mlp").ready
 
 
+@pytest.mark.thorough
 def test_load_unload_and_index(tmp_path, serving):
     save_mlp(tmp_path / "a/1")
     save_mlp(tmp_path / "b/1", seed=1)
@@ -321,6 +325,7 @@ def test_load_unload_and_index(tmp_path, serving):
         assert (error.code(), "'r'" in error.details()) == (Code.INVALID_ARGUMENT, True)
 
 
+@pytest.mark.thorough
 def test_a_token_is_asked_for_except_by_health_checks(mlp_root, serving, infer_fields):
     with serving(mlp_root, rpc={"token": "s3cret"}) as served:
         client = served.client
@@ -354,6 +359,7 @@ def test_compressed_requests(mlp, infer_fields, compression):
     assert stub(request, compression=compression, timeout=30) == stub(request, timeout=30)
 
 
+@pytest.mark.thorough
 def test_mutated_requests_are_answered_or_refused(mlp, infer_fields):
     generator = random.Random(13)
     contents = MESSAGES["ModelInferRequest"](

@@ -22,6 +22,7 @@ def request(infer_fields, i, **fields):
     return REQUEST(id=str(i), **{**infer_fields("mlp", x=x), **fields})
 
 
+@pytest.mark.thorough
 def test_each_request_has_one_response_in_order(mlp, infer_fields):
     requests = [request(infer_fields, i) for i in range(stream.IN_FLIGHT + 20)]
     requests[3].raw_input_contents[0] += b"1"

@@ -47,6 +47,7 @@ def check(request, expected, x):
     np.testing.assert_allclose(request.payload.outputs["y"], expected(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("counts", [(1,), (3,), (8,), (9,), (2, 1, 4), (5, 3), (8, 2), (1, 1, 7)])
 def test_each_request_gets_its_own_rows(mlp, future, counts):
     model, expected = mlp
@@ -135,6 +136,7 @@ def test_only_rows_that_are_not_finite_are_refused(mlp, future):
     assert make(model).run(whole(*batch)).errors == {}
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_batch_axis_runs_as_it_is(unbatched, future):
     path, x = unbatched
     request = Request(1, payload=Call({"x": x}, future, 0.0))
@@ -230,6 +232,7 @@ def halve(arrays, assets):
     return arrays
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("counts", [(1,), (2, 1)])
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_host_function_that_writes_fails_at_any_load(tmp_path, future, counts, place):

@@ -55,6 +55,7 @@ async def test_requests_of_one_pass_share_a_batch(exported):
     assert [timing.batch_rows for _, timing in answers] == [8] * 8
 
 
+@pytest.mark.thorough
 async def test_an_idle_model_runs_at_once_and_a_busy_one_gathers(gated, passes):
     async with gated() as (batcher, gate):
         first = gate.start(0)
@@ -93,6 +94,7 @@ async def test_stages_sum_to_the_time_from_arrival_to_answer(gated, passes):
         assert (await divided)[1].queue_s >= opened - both_arrived
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inline_s", [0.0, math.inf], ids=["thread", "loop"])
 async def test_a_failure_is_the_answer_of_its_whole_batch_alone(
     exported, monkeypatch, caplog, inline_s
@@ -167,6 +169,7 @@ async def test_each_batch_is_told_with_its_padding(exported):
     assert [batch[:2] for batch in batches] == [(8, 8), (4, 8), (1, 1)]
 
 
+@pytest.mark.thorough
 async def test_the_delay_ends_with_a_full_batch_or_with_time(exported, passes):
     x = np.zeros((1, 6), "float32")
     batcher = Batcher(load(exported[1][0]), Batching(max_batch=3, max_delay_ms=3.6e6))
@@ -197,6 +200,7 @@ async def test_no_rows_are_answered_without_running(gated):
     assert (timing.rows, timing.batch_rows, timing.padded_rows, timing.queue_s) == (0, 0, 0, 0.0)
 
 
+@pytest.mark.thorough
 async def test_a_drained_batcher_releases_its_model(exported, freed):
     model = load(exported[1][0])
     batcher = Batcher(model, Batching(timeout_ms=3.6e6))

@@ -88,6 +88,7 @@ def test_a_batch_starts_when_no_request_came_for_some_passes(warm):
     assert warm(main) == [2, 2, 1]
 
 
+@pytest.mark.thorough
 def test_a_client_that_is_alone_never_waits(warm):
     async def main(batcher):
         first = await alone(batcher)
@@ -101,6 +102,7 @@ def test_a_client_that_is_alone_never_waits(warm):
     assert later == [first, first]
 
 
+@pytest.mark.thorough
 def test_a_full_batch_starts_at_once(warm):
     async def main(batcher):
         return await alone(batcher), await together(batcher)
@@ -120,6 +122,7 @@ def test_neither_the_time_nor_a_batch_on_the_thread_waits(warm, monkeypatch, nam
     assert warm(main)[:2] == [2, 2]
 
 
+@pytest.mark.thorough
 def test_requests_without_a_gap_wait_for_a_bounded_time(warm, monkeypatch):
     monkeypatch.setattr(batcher_module, "GATHER_S", 5e-4)
     count = 500  # a pass with a request takes more than 5 us

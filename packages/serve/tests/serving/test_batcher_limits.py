@@ -90,6 +90,7 @@ async def test_a_deadline_that_has_passed_is_refused_at_once(gated, deadline_s):
         assert gate.begun.empty()
 
 
+@pytest.mark.thorough
 async def test_a_result_after_the_deadline_is_not_an_answer(tmp_path, monkeypatch):
     """On the event loop no timer can fire while the model runs."""
     monkeypatch.setattr(batcher_module, "INLINE_S", math.inf)

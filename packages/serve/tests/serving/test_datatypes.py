@@ -93,12 +93,14 @@ def test_bytes_elements_are_what_they_were():
     assert to_raw(array) == data
 
 
+@pytest.mark.thorough
 @given(st.lists(st.binary(max_size=9), max_size=5))
 def test_round_trip_of_bytes(elements):
     array = np.array([*elements, None], object)[:-1]
     assert from_raw("BYTES", (len(elements),), to_raw(array)).tolist() == elements
 
 
+@pytest.mark.thorough
 @given(
     st.sampled_from(sorted(DATATYPES)),
     st.lists(st.integers(-1, 4) | st.sampled_from([2**62, 2**31]), max_size=4),

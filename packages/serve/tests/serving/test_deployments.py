@@ -14,6 +14,7 @@ from dovetail_serve import IntegrityError, NotReady, load
 WEIGHTS = "weights.safetensors"
 
 
+@pytest.mark.thorough
 async def test_a_pass_does_not_wait_for_a_version_that_drains(files, lines, opened, held):
     files.put("mlp", 1)
     async with opened(loads=held) as repository:
@@ -47,6 +48,7 @@ async def test_an_unload_waits_for_the_answers_and_a_load_does_not(files, opened
         await unloading
 
 
+@pytest.mark.thorough
 async def test_closing_ends_a_drain_that_has_no_limit(files, opened, held):
     files.put("mlp", 1)
     async with opened(loads=held) as repository:
@@ -88,6 +90,7 @@ def put(files, mapped, tmp_path):
     return put
 
 
+@pytest.mark.thorough
 async def test_a_version_whose_weights_are_overwritten_is_withdrawn(lines, opened, put):
     path = put(1)
     before = (path / WEIGHTS).read_bytes()
@@ -111,6 +114,7 @@ async def test_a_version_whose_weights_are_overwritten_is_withdrawn(lines, opene
     assert len(lines.matching("ERROR withdrawn model=mlp version=1 reason=the array 'w'")) == 1
 
 
+@pytest.mark.thorough
 async def test_requests_in_the_queue_of_overwritten_weights_are_refused(opened, put, held):
     path = put(1)
     async with opened(loads=held) as repository:
@@ -158,6 +162,7 @@ async def test_versions_that_share_overwritten_weights_are_loaded_again(lines, o
     assert len(lines.matching("withdrawn model=mlp")) == 2
 
 
+@pytest.mark.thorough
 async def test_a_new_version_does_not_share_weights_that_were_overwritten(opened, put):
     path = put(1)
     async with opened(loads=sharing) as repository:

@@ -115,6 +115,7 @@ class Simulation:
         self.busy_until = now + self.batch_s
 
 
+@pytest.mark.thorough
 @given(
     arrivals=ARRIVALS,
     max_batch=st.integers(1, 8),
@@ -180,6 +181,7 @@ def test_a_request_of_many_rows_takes_turns():
     ]
 
 
+@pytest.mark.thorough
 @given(rows=st.lists(st.integers(1, 30), min_size=1, max_size=12), max_batch=st.integers(1, 8))
 @settings(max_examples=200, deadline=None)
 def test_a_request_waits_for_less_than_two_batches_of_each_other_one(rows, max_batch):
@@ -304,6 +306,7 @@ def test_a_full_queue_says_when_to_come_again():
     assert error.value.retry_after_s == pytest.approx(2.0, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_four_times_the_capacity_bounds_the_wait_and_keeps_the_model_busy():
     """Batches of 8 rows take 1 s. Requests of 1 row arrive at random, 32 a second."""
     limit, rows = 24, 8

@@ -17,6 +17,7 @@ from dovetail_serve.serving.scan import fingerprint
 from dovetail_serve.serving.served import Failure
 
 
+@pytest.mark.thorough
 async def test_sixteen_racing_loads_are_one_load(files, lines, opened, loads):
     files.put("mlp", 1)
     async with opened(loads=loads) as repository:
@@ -27,6 +28,7 @@ async def test_sixteen_racing_loads_are_one_load(files, lines, opened, loads):
     assert len(lines.matching("INFO loaded model=mlp version=2 digest=sha256:")) == 1
 
 
+@pytest.mark.thorough
 async def test_sixteen_racing_loads_of_a_damaged_version_are_one_load(files, opened, loads):
     files.put("mlp", 1)
     async with opened(loads=loads) as repository:
@@ -37,6 +39,7 @@ async def test_sixteen_racing_loads_of_a_damaged_version_are_one_load(files, ope
         assert loads.paths == ["mlp/1", "mlp/2"]
 
 
+@pytest.mark.thorough
 async def test_the_latest_version_is_loaded_first(files, opened, loads):
     for version in (1, 2, 10):
         files.put("mlp", version)
@@ -44,6 +47,7 @@ async def test_the_latest_version_is_loaded_first(files, opened, loads):
         assert loads.paths == ["mlp/10", "mlp/2"]
 
 
+@pytest.mark.thorough
 async def test_a_load_that_fails_is_logged_with_its_traceback_and_keeps_no_arrays(
     files, lines, opened
 ):
@@ -71,6 +75,7 @@ async def test_a_load_that_fails_is_logged_with_its_traceback_and_keeps_no_array
         assert line.endswith("RuntimeError: out of memory")
 
 
+@pytest.mark.thorough
 async def test_the_old_version_serves_until_the_new_one_is_warm_and_is_then_released(
     files, lines, opened, loads, freed
 ):
@@ -115,6 +120,7 @@ async def test_a_damaged_version_is_refused_while_the_old_one_serves(files, line
     assert "\n" not in line
 
 
+@pytest.mark.thorough
 async def test_polling_tries_a_failed_version_again_only_when_its_files_change(
     files, lines, opened, loads
 ):
@@ -173,6 +179,7 @@ def test_the_wait_after_an_error_that_may_pass_doubles_and_has_a_bound():
     assert deployments._wait_s(ValueError(), last) == math.inf
 
 
+@pytest.mark.thorough
 async def test_an_order_tries_a_failed_version_again_though_its_files_are_the_same(
     files, opened, loads
 ):
@@ -186,6 +193,7 @@ async def test_an_order_tries_a_failed_version_again_though_its_files_are_the_sa
         assert repository.find("mlp").statistics("2").failed_loads == 2
 
 
+@pytest.mark.thorough
 async def test_another_bundle_in_the_same_directory_is_a_swap(files, lines, opened, freed):
     files.put("mlp", 1, seed=1)
     async with opened() as repository:
@@ -197,6 +205,7 @@ async def test_another_bundle_in_the_same_directory_is_a_swap(files, lines, open
     assert len(lines.matching("swapped model=mlp version=1 digest=")) == 1
 
 
+@pytest.mark.thorough
 async def test_a_damaged_replacement_in_the_same_directory_is_refused(files, opened):
     files.put("mlp", 1, seed=1)
     async with opened() as repository:
@@ -213,6 +222,7 @@ async def test_a_damaged_replacement_in_the_same_directory_is_refused(files, ope
         assert (state.state, state.reason) == ("READY", "")
 
 
+@pytest.mark.thorough
 async def test_damage_to_the_files_of_a_version_in_use_is_seen(files, lines, opened):
     path = files.put("mlp", 1) / "weights.safetensors"
     path.chmod(0o644)  # weights are read-only
@@ -231,6 +241,7 @@ async def test_damage_to_the_files_of_a_version_in_use_is_seen(files, lines, ope
         assert (state.state, state.reason) == ("READY", "")
 
 
+@pytest.mark.thorough
 async def test_a_bundle_that_was_only_copied_again_is_not_loaded_again(files, opened, loads):
     files.put("mlp", 1)
     async with opened(loads=loads) as repository:
@@ -241,6 +252,7 @@ async def test_a_bundle_that_was_only_copied_again_is_not_loaded_again(files, op
         assert repository.find("mlp").route(None).fingerprint == fingerprint(path)
 
 
+@pytest.mark.thorough
 async def test_deleted_versions_and_models_are_unloaded(files, opened, freed):
     files.put("mlp", 1)
     files.put("other", 1)
@@ -259,6 +271,7 @@ async def test_deleted_versions_and_models_are_unloaded(files, opened, freed):
         assert [served.name for served in repository.models()] == ["other"]
 
 
+@pytest.mark.thorough
 async def test_a_deleted_version_that_is_named_is_unloaded_and_missed(files, opened):
     files.put("mlp", 1)
     files.put("mlp", 2)
@@ -272,6 +285,7 @@ async def test_a_deleted_version_that_is_named_is_unloaded_and_missed(files, ope
         assert repository.states() == {"1": "READY", "2": "READY"}
 
 
+@pytest.mark.thorough
 async def test_as_many_old_versions_stay_as_wanted_ones_fail(files, opened):
     for version in (1, 2, 3):
         files.put("mlp", version)
@@ -285,6 +299,7 @@ async def test_as_many_old_versions_stay_as_wanted_ones_fail(files, opened):
         assert repository.routed() == "4"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", ["latest:2", "all", {"mlp": (1, 2, 3)}])
 async def test_the_newest_versions_that_load_take_the_places_of_damaged_ones(
     files, lines, opened, loads, versions
@@ -347,6 +362,7 @@ async def test_a_version_that_cannot_be_read_fails_with_its_reason(files, opened
         assert "Too many levels of symbolic links" in refused.reason
 
 
+@pytest.mark.thorough
 async def test_a_version_in_use_that_cannot_be_read_any_more_goes_on(files, opened):
     files.put("mlp", 1)
     async with opened() as repository:

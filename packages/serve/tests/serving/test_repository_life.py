@@ -45,6 +45,7 @@ async def test_other_directories_are_logged_once(files, lines, opened):
     ]
 
 
+@pytest.mark.thorough
 async def test_an_unloaded_model_stays_unloaded_until_it_is_loaded(files, lines, opened, freed):
     files.put("mlp", 1)
     files.put("other", 1)
@@ -64,6 +65,7 @@ async def test_an_unloaded_model_stays_unloaded_until_it_is_loaded(files, lines,
         assert repository.routed() == "3"
 
 
+@pytest.mark.thorough
 async def test_a_repository_that_is_away_unloads_nothing(files, lines, opened):
     files.put("mlp", 1)
     away = files.root.with_name("away")
@@ -112,6 +114,7 @@ async def test_the_last_model_is_removed_by_an_order(files, opened):
         assert repository.models() == []
 
 
+@pytest.mark.thorough
 async def test_an_unloaded_model_whose_directory_was_away_stays_unloaded(files, lines, opened):
     files.put("mlp", 1)
     files.put("other", 1)
@@ -159,6 +162,7 @@ async def test_a_model_that_cannot_be_listed_has_failed(files, lines, opened, un
     assert len(lines.matching("unreadable model=mlp")) == 2
 
 
+@pytest.mark.thorough
 async def test_a_repository_that_goes_away_during_a_pass_unloads_nothing(files, lines, opened):
     files.put("mlp", 1)
     away = files.root.with_name("away")
@@ -173,6 +177,7 @@ async def test_a_repository_that_goes_away_during_a_pass_unloads_nothing(files, 
         assert len(lines.matching("loaded model=mlp")) == 1
 
 
+@pytest.mark.thorough
 async def test_polling_during_a_long_load_makes_no_queue_of_passes(files, lines, opened):
     files.put("mlp", 1)
     gate = threading.Event()
@@ -197,6 +202,7 @@ async def test_polling_during_a_long_load_makes_no_queue_of_passes(files, lines,
         await loaded
 
 
+@pytest.mark.thorough
 async def test_polling_goes_on_while_every_thread_loads(files, lines, opened, loads, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     files.put("mlp", 1)
@@ -210,6 +216,7 @@ async def test_polling_goes_on_while_every_thread_loads(files, lines, opened, lo
         await lines.next("loaded model=mlp version=2")
 
 
+@pytest.mark.thorough
 async def test_a_caller_that_goes_away_does_not_stop_or_double_the_load(files, opened, loads):
     files.put("mlp", 1)
     async with opened(loads=loads) as repository:
@@ -226,6 +233,7 @@ async def test_a_caller_that_goes_away_does_not_stop_or_double_the_load(files, o
         assert repository.routed() == "2"
 
 
+@pytest.mark.thorough
 async def test_closing_during_a_load_drops_it(files, opened, loads):
     files.put("mlp", 1)
     async with opened(loads=loads) as repository:
@@ -252,6 +260,7 @@ async def test_an_option_for_a_model_that_is_missing_is_refused(files, opened):
             pass
 
 
+@pytest.mark.thorough
 async def test_a_model_that_is_ready_is_served_while_another_one_loads(files, lines, make):
     files.put("mlp", 1)
     files.put("slow", 1)
@@ -277,6 +286,7 @@ async def test_a_model_that_is_ready_is_served_while_another_one_loads(files, li
     await repository.close(1.0)
 
 
+@pytest.mark.thorough
 async def test_closing_answers_the_requests_of_a_version_that_is_being_replaced(
     files, lines, opened, held
 ):
@@ -293,6 +303,7 @@ async def test_closing_answers_the_requests_of_a_version_that_is_being_replaced(
     assert len(lines.matching("released model=mlp version=1")) == 1
 
 
+@pytest.mark.thorough
 async def test_closing_refuses_the_requests_that_wait_when_the_grace_is_over(files, opened, held):
     files.put("mlp", 1)
     async with opened(loads=held) as repository:

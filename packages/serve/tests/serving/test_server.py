@@ -26,6 +26,7 @@ TOLERANCE = 1e-5
 X = np.random.default_rng(7).normal(size=(3, 6)).astype("float32")
 
 
+@pytest.mark.thorough
 async def test_a_request_is_answered_by_the_latest_version_or_the_one_it_names(files, exported):
     files.put("mlp", 1, seed=1)
     files.put("mlp", 10, seed=2)
@@ -37,6 +38,7 @@ async def test_a_request_is_answered_by_the_latest_version_or_the_one_it_names(f
             np.testing.assert_allclose(answer.outputs["y"], exported[seed][1](X), atol=TOLERANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("new versions under load")
 async def test_swaps_under_load_lose_double_and_mix_no_answer(files, exported):
     """100 clients, each with rows of its own, while 20 versions replace one another."""
@@ -76,6 +78,7 @@ async def test_swaps_under_load_lose_double_and_mix_no_answer(files, exported):
     assert counts.loads == swaps + 1
 
 
+@pytest.mark.thorough
 async def test_stopping_refuses_new_requests_and_answers_those_that_wait(files, exported):
     files.put("mlp", 1)
     server = Server(files.root)
@@ -106,6 +109,7 @@ async def test_stopping_refuses_new_requests_and_answers_those_that_wait(files, 
         await server.start()
 
 
+@pytest.mark.thorough
 async def test_readiness_counts_the_models_of_the_start(files):
     files.put("mlp", 1)
     files.put("vit", 1, damaged=True)
@@ -132,6 +136,7 @@ async def test_readiness_counts_the_models_of_the_start(files):
             server.model_ready("other")
 
 
+@pytest.mark.thorough
 async def test_the_index_has_the_state_of_every_version_with_digest_and_provenance(tmp_path):
     save_provenance(tmp_path / "mlp" / "3", {"checkpoint": "sha256:12"})
     save_provenance(tmp_path / "mlp" / "2", {})
@@ -153,6 +158,7 @@ async def test_the_index_has_the_state_of_every_version_with_digest_and_provenan
     )
 
 
+@pytest.mark.thorough
 async def test_metadata_describe_a_version(tmp_path):
     save_provenance(tmp_path / "mlp" / "3", {"checkpoint": "sha256:12"})
     save_provenance(tmp_path / "mlp" / "4", {})
@@ -185,6 +191,7 @@ def save_provenance(path, provenance):
     ).save(path)
 
 
+@pytest.mark.thorough
 async def test_requests_are_counted_by_version_and_by_kind_of_failure(files):
     files.put("mlp", 1)
     files.put("mlp", 2, seed=2)
@@ -211,6 +218,7 @@ async def test_requests_are_counted_by_version_and_by_kind_of_failure(files):
     assert second.compute_s == pytest.approx(sum(a.timing.compute_s for a in answers[1:]), rel=1e-9)
 
 
+@pytest.mark.thorough
 async def test_counts_never_fall_while_versions_come_and_go(files):
     files.put("mlp", 1)
     async with Server(files.root) as server:
@@ -282,6 +290,7 @@ async def test_a_stop_during_the_start_ends_it_with_an_error_that_says_so(files,
         await server.infer("mlp", {"x": X})
 
 
+@pytest.mark.thorough
 async def test_a_model_that_cannot_be_listed_at_the_start_counts_for_readiness(files, unlisted):
     files.put("mlp", 1)
     files.put("vit", 1)
@@ -298,6 +307,7 @@ async def test_a_model_that_cannot_be_listed_at_the_start_counts_for_readiness(f
         assert server.ready
 
 
+@pytest.mark.thorough
 async def test_each_model_has_its_own_batching(files):
     files.put("mlp", 1)
     files.put("vit", 1)
@@ -331,6 +341,7 @@ async def test_results_that_are_not_finite_are_refused_on_demand(files):
             assert server.statistics("mlp", "1").failures == {"ExecutionError": 1}
 
 
+@pytest.mark.thorough
 async def test_a_deadline_far_away_does_not_keep_a_replaced_version_in_memory(files, freed):
     files.put("mlp", 1)
     async with Server(files.root, batching=Batching(timeout_ms=1e6)) as server:

@@ -47,6 +47,7 @@ def test_counts_and_sums_are_those_of_the_requests(timings):
     assert statistics.total_s == pytest.approx(total, rel=1e-12)
 
 
+@pytest.mark.thorough
 @hypothesis.given(timings=st.lists(TIMINGS, max_size=20))
 def test_the_histogram_counts_each_request_in_one_cell(timings):
     totals = [timing.total_s for timing in timings]
@@ -75,6 +76,7 @@ def test_batches_are_counted_by_their_rows():
     assert statistics.padding_rows == 6
 
 
+@pytest.mark.thorough
 @hypothesis.given(left=st.lists(TIMINGS, max_size=8), right=st.lists(TIMINGS, max_size=8))
 def test_the_sum_of_two_is_that_of_all_requests(left, right):
     added = recorded(left, ["NotReady"], [(3, 8, 0.5)])

@@ -9,6 +9,7 @@ from dovetail_serve.serving.versions import check_models, parse_policy, version_
 VERSIONS = st.sets(st.integers(1, 10**18 - 1), max_size=8)
 
 
+@pytest.mark.thorough
 @hypothesis.given(available=VERSIONS, count=st.integers(1, 5))
 def test_latest_wants_the_largest_versions(available, count):
     wanted = parse_policy(f"latest:{count}", None).wanted("m", available)
@@ -18,6 +19,7 @@ def test_latest_wants_the_largest_versions(available, count):
     assert all(left < min(wanted) for left in available - set(wanted))
 
 
+@pytest.mark.thorough
 @hypothesis.given(available=VERSIONS)
 def test_all_wants_every_version(available):
     assert parse_policy("all", None).wanted("m", available) == tuple(sorted(available))

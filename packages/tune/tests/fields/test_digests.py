@@ -52,6 +52,7 @@ def test_values_shapes_and_dtypes_change_the_digest_of_an_array(other):
     assert {name for name in model if model[name] != other[name]} == {"weight"}
 
 
+@pytest.mark.thorough
 def test_settings_types_and_random_streams():
     model = model_digests(_Model(jnp.ones(2)))
     other = model_digests(_Model(jnp.ones(2), setting=2.0))

@@ -55,6 +55,7 @@ def _join(*batches):
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("per_token", [False, True])
 def test_the_field_equals_float64(model, per_token):
     batches = [pairs_of(pairs=2, seed=i) for i in range(2)]
@@ -120,6 +121,7 @@ def test_a_row_that_differs_in_a_field_is_another(model, name):
     assert data.counts()["computed"] == 3
 
 
+@pytest.mark.thorough
 def test_a_batch_without_positions_is_another(model):
     batch = rows_of(rows=2, seed=4)
     other = {name: x for name, x in batch.items() if name != "positions"}
@@ -139,6 +141,7 @@ def test_training_in_place_does_not_change_the_reference(model):
     np.testing.assert_array_equal(next(data)["ref_logps"], expected[1])
 
 
+@pytest.mark.thorough
 def test_mismatched_rows_get_the_field_too(model):
     batches = [pairs_of(pairs=3, seed=i) for i in range(2)]
     scorer = Counted()
@@ -164,6 +167,7 @@ class TestRefusals:
         with with_reference([rows_of(rows=2)], model, directory, **options) as data:
             next(data)
 
+    @pytest.mark.thorough
     def test_another_model(self, model, tmp_path):
         self.write(model, tmp_path)
         other = nnx.clone(model)

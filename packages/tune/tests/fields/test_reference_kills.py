@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = Path(__file__).parent.parent / "programs" / "reference_kills.py"
 
 
 # A launch takes about 1.5 CPU seconds. `benchmarks/reference_kills.py` makes hundreds.
+@pytest.mark.thorough("it kills processes")
 @pytest.mark.capability("killed preference runs that resume to the same bits")
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_killed_run_has_the_losses_of_a_whole_run(tmp_path, kills):

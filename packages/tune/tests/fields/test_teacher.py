@@ -31,6 +31,7 @@ def _expected(model, batch, k):
     return np.where(counts, ids, 0), np.where(counts, logps, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("k", [1, 5, VOCAB])
 def test_top_k_equals_float64(model, k):
     batch = rows_of(rows=3, length=11, seed=1)
@@ -57,6 +58,7 @@ def test_values_are_kept(model, tmp_path):
         with_teacher(batches, model, tmp_path, k=5)
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_logits():
     model = TinyDecoder(vocab_size=4096, width=8, depth=0, rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)

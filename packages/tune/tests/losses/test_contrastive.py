@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_info_nce_equals_float64(case):
     count, total, positive, symmetric, some = CASES[case]
@@ -80,6 +81,7 @@ def test_info_nce_equals_float64(case):
     np.testing.assert_allclose(gradient, _differences(oracle, queries), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_gradients_of_keys_are_those_of_float64():
     queries, keys = _vectors(4, 5), _vectors(6, 5, seed=1)
 
@@ -92,12 +94,14 @@ def test_gradients_of_keys_are_those_of_float64():
     np.testing.assert_allclose(gradient, _differences(oracle, keys), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_identical_vectors_cost_the_logarithm_of_their_number():
     x = np.repeat(_vectors(1, 4), 7, axis=0)
     # Nothing tells the keys apart: 1807.03748, section 2.3, the bound log N.
     np.testing.assert_allclose(losses.info_nce(x, x, temperature=0.05), np.log(7), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_query_without_negatives_costs_nothing():
     x, y = _vectors(3, 4), _vectors(3, 4, seed=1)
     ignore = np.zeros((3, 3), bool)
@@ -111,6 +115,7 @@ def test_a_query_without_negatives_costs_nothing():
     np.testing.assert_array_equal(gradient, np.zeros_like(x))
 
 
+@pytest.mark.thorough
 def test_far_scores_are_finite():
     x = 100 * _vectors(4, 8)
     value, gradient = jax.value_and_grad(
@@ -120,6 +125,7 @@ def test_far_scores_are_finite():
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.thorough
 def test_bfloat16_vectors_are_compared_in_float32():
     x, y = jnp.asarray(_vectors(4, 8), jnp.bfloat16), jnp.asarray(_vectors(6, 8), jnp.bfloat16)
     values = losses.info_nce(x, y, temperature=0.3)
@@ -176,6 +182,7 @@ def test_equal_and_zero_vectors_have_finite_gradients(kind):
     np.testing.assert_array_equal(jax.grad(lambda x: unit(x)[0].sum())(x)[0], np.zeros(4))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["euclidean", "squared", "cosine"])
 @pytest.mark.parametrize("some", [False, True])
 def test_the_hardest_are_those_of_all_distances(kind, some):

@@ -48,6 +48,7 @@ def test_values_are_those_of_float64(logits, kind, beta):
     np.testing.assert_allclose(values, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.thorough
 @every
 @pytest.mark.parametrize("argument", [0, 1])
 def test_gradients_are_those_of_float64(logits, kind, beta, argument):
@@ -78,6 +79,7 @@ def test_the_limits_of_jsd_are_shares_of_both_kl(logits, beta, kind):
     np.testing.assert_allclose(values, losses.divergence(*near, kind=kind), rtol=0.03, atol=1e-3)
 
 
+@pytest.mark.thorough
 @every
 def test_impossible_ids_have_values_and_gradients(logits, kind, beta):
     student, guide = (x[0, :2].copy() for x in logits)
@@ -104,6 +106,7 @@ def test_a_teacher_that_rules_an_id_out_is_infinitely_far_in_reverse(logits):
 
 
 class TestTopK:
+    @pytest.mark.thorough
     @every
     @pytest.mark.parametrize("rest", [True, False])
     def test_all_ids_are_the_whole_teacher(self, logits, kind, beta, rest):
@@ -116,6 +119,7 @@ class TestTopK:
         expected = oracle.divergence(*logits, **form)
         np.testing.assert_allclose(values, expected, rtol=2e-5, atol=2e-6)
 
+    @pytest.mark.thorough
     @every
     @pytest.mark.parametrize(("rest", "temperature"), [(True, 1.0), (False, 1.0), (False, 1.7)])
     def test_values_and_gradients_are_those_of_float64(
@@ -140,6 +144,7 @@ class TestTopK:
         np.testing.assert_allclose(gradient[near], expected[near], rtol=1e-3, atol=5e-5)
         assert np.isfinite(gradient).all()
 
+    @pytest.mark.thorough
     def test_more_ids_tell_more(self, logits):
         student, guide = logits
         order = np.argsort(-guide, axis=-1).astype(np.int32)
@@ -153,6 +158,7 @@ class TestTopK:
         for fewer, more in itertools.pairwise(values):
             assert (np.asarray(fewer) <= np.asarray(more) + 1e-5).all()
 
+    @pytest.mark.thorough
     def test_a_certain_teacher_is_finite_in_every_kind(self, logits):
         ids, student = jnp.zeros((*SHAPE, 1), jnp.int32), jnp.asarray(logits[0])
         for kind, beta in KINDS:
@@ -166,6 +172,7 @@ class TestTopK:
             assert np.isfinite(value)
             assert np.isfinite(gradient).all()
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("rest", [True, False])
     @pytest.mark.parametrize("wrong", [-1, VOCAB])
     def test_an_id_outside_the_vocabulary_is_nan(self, logits, top, rest, wrong):

@@ -12,6 +12,7 @@ from dovetail_tune.losses.odds import log1mexp
 X = -np.array([1e-7, 1e-6, 1e-3, 0.1, 0.6931, 0.6932, 2, 30, 90, 1e4], np.float32)
 
 
+@pytest.mark.thorough
 def test_log1mexp_and_its_slope_equal_float64():
     exact = np.asarray(X, np.float64)
     with np.errstate(over="ignore"):  # exp(1e4), whose inverse is 0
@@ -41,6 +42,7 @@ def test_losses_and_gradients_equal_float64():
     np.testing.assert_allclose(slopes, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chosen", [0.0, -1e-9, -1e4])
 @pytest.mark.parametrize("rejected", [0.0, -1e-9, -1e4])
 def test_extreme_answers_have_finite_losses_and_gradients(chosen, rejected):

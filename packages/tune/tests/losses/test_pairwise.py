@@ -80,6 +80,7 @@ def _extreme() -> np.ndarray:
 each = pytest.mark.parametrize("i", range(len(CASES)), ids=map(_name, CASES))
 
 
+@pytest.mark.thorough
 @each
 def test_values_and_gradients_equal_float64(i):
     losses, slopes = _results(_answers)[i]
@@ -97,6 +98,7 @@ SQUARED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("i", sorted(set(range(len(CASES))) - set(SQUARED)))
 def test_extreme_margins_have_finite_values_and_gradients(i):
     kind, options = CASES[i]
@@ -121,6 +123,7 @@ def test_seeds_are_a_batch_axis():
 
 @pytest.mark.parametrize("kind", ["aot", "aot_unpaired"])
 class TestWholeBatch:
+    @pytest.mark.thorough
     def test_pairs_that_do_not_count_change_no_other(self, kind):
         answers = _answers(seed=1)
         where = np.array([True, False, True, True, False, True, True])

@@ -135,6 +135,7 @@ def gradients(twin, batch):
     return gradients(twin)
 
 
+@pytest.mark.thorough
 @every
 def test_the_gradient_of_the_head_is_that_of_float64(twin, batch, logits, gradients, name):
     student, guide = logits
@@ -156,6 +157,7 @@ def test_the_gradient_of_the_head_is_that_of_float64(twin, batch, logits, gradie
     np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 @every
 def test_the_student_alone_is_trained(gradients, name):
     assert not any(np.any(x) for x in jax.tree.leaves(gradients[name]["frozen"]))
@@ -164,6 +166,7 @@ def test_the_student_alone_is_trained(gradients, name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients[name]["trained"]))
 
 
+@pytest.mark.thorough
 def test_sums_and_counts_of_microbatches_add_up(twin, batch):
     whole = _all_terms(twin, batch)
     pieces = [
@@ -174,6 +177,7 @@ def test_sums_and_counts_of_microbatches_add_up(twin, batch):
 
 
 class TestTopK:
+    @pytest.mark.thorough
     def test_terms_are_those_of_float64(self, twin, stored, logits):
         student, guide = logits
         ids = np.maximum(stored["teacher_ids"], 0)
@@ -192,6 +196,7 @@ class TestTopK:
         for kind in STORED:
             np.testing.assert_allclose(terms[kind]["kl"][1], mask.sum())
 
+    @pytest.mark.thorough
     def test_all_ids_are_the_twin(self, twin, batch):
         everything = next(with_teacher([batch], twin.frozen, k=VOCAB))
 
@@ -203,6 +208,7 @@ class TestTopK:
         own, beside = both(twin, everything)
         np.testing.assert_allclose(own, beside, rtol=1e-5)
 
+    @pytest.mark.thorough
     def test_gradients_are_finite_where_nothing_counts(self, twin, stored):
         @nnx.jit
         def gradients(student):
@@ -215,6 +221,7 @@ class TestTopK:
             assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
             assert np.any(gradient["embed"]["embedding"][...])
 
+    @pytest.mark.thorough
     def test_damaged_fields_that_count_are_nan(self, twin, stored):
         i = int(stored["mask"][2].argmax())
         for name, value in (("ids", VOCAB), ("logps", 4.0)):
@@ -223,6 +230,7 @@ class TestTopK:
             for terms in _stored_terms(twin.trained, damaged).values():
                 assert np.isnan(terms["kl"][0])
 
+    @pytest.mark.thorough
     def test_missing_and_misshapen_fields(self, twin, stored):
         less = {name: x for name, x in stored.items() if name != "teacher_logps"}
         message = r"TopK\('teacher'\) needs the fields teacher_ids and teacher_logps, got .*; make"
@@ -239,6 +247,7 @@ class TestTopK:
             gkd(teacher=TopK(), temperature=2.0)
 
 
+@pytest.mark.thorough
 def test_features_that_are_not_finite_reach_nothing_where_nothing_counts(twin, batch):
     class Nan(TinyDecoder):
         def features(self, tokens, **options):
@@ -259,6 +268,7 @@ def test_a_target_outside_the_vocabulary_that_counts_is_nan(twin, batch, target)
     assert np.isfinite(terms["kl"][0])
 
 
+@pytest.mark.thorough
 def test_no_logits_of_all_positions_exist_at_once(batch):
     models = (TinyDecoder(vocab_size=37, width=8, rngs=nnx.Rngs(seed)) for seed in (0, 1))
     graph, params = nnx.split(Twin(*models))  # 37: no other array has that size
@@ -275,6 +285,7 @@ def test_no_logits_of_all_positions_exist_at_once(batch):
     assert whole not in programs[20]
 
 
+@pytest.mark.thorough
 def test_the_balance_of_a_mixture_is_its_tap(twin, batch):
     class Router(nnx.Pytree):
         def __init__(self, layers, rows):
@@ -292,6 +303,7 @@ def test_the_balance_of_a_mixture_is_its_tap(twin, batch):
     assert set(gkd()(both, batch, key=None)) == {"kl"}
 
 
+@pytest.mark.thorough
 def test_attention_is_passed_to_both(twin, batch):
     seen = []
 
@@ -307,6 +319,7 @@ def test_trained_names_the_student(twin):
     assert list(nnx.state(twin, TRAINED)) == ["trained"]
 
 
+@pytest.mark.thorough
 def test_models_and_vocabularies_are_checked(twin, batch):
     with pytest.raises(TypeError, match=r"Frozen\(\) needs a Twin .*got TinyDecoder; train Twin"):
         gkd()(twin.trained, batch, key=None)

@@ -126,6 +126,7 @@ def _gradient(loss, model, batch):
     return jax.grad(value)(params)
 
 
+@pytest.mark.thorough
 def test_the_reference_of_a_pair_that_does_not_count_reaches_no_gradient(model):
     def every(model, batch, *, key):
         terms = [loss(model, batch, key=key) for loss in LOSSES]
@@ -146,12 +147,14 @@ def gradients(model):
     return functools.cache(lambda make: program(make()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [_fillers, _empty, _identical])
 def test_gradients_are_finite(gradients, make):
     for leaf in jax.tree.leaves(gradients(make)):
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.thorough
 def test_metrics_are_not_trained(model):
     batch = _batch()
     assert _trained(LOSSES[0](model, batch, key=None)) == {"sigmoid"}
@@ -171,6 +174,7 @@ def _trained(terms):
     return {name for name, term in terms.items() if not isinstance(term, Metric)}
 
 
+@pytest.mark.thorough
 def test_each_kind_is_a_term(model):
     batch = _batch()
     assert _trained(dpo(kind=MPO)(model, batch, key=None)) == set(MPO)
@@ -201,6 +205,7 @@ class TestMicrobatches:
             # Sums of 8 rows in another order.
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), added, whole)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("parts", [2, 4])
     def test_rows_do_not_depend_on_their_batch(self, model, parts):
         batch, loss = _batch(), dpo(kind=MPO, length_weight=0.3, weighted=False)
@@ -214,6 +219,7 @@ class TestMicrobatches:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), added, whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_chunks_change_neither_terms_nor_gradients(model, terms, gradients, chunks):
     some = [i for i, case in enumerate(CASES) if case["kind"] in ("aot", MPO, "hinge")]
@@ -234,6 +240,7 @@ def test_chunks_change_neither_terms_nor_gradients(model, terms, gradients, chun
             np.testing.assert_allclose(own, whole, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_chunks_are_scored_apart(model):
     rows = set()
 
@@ -246,6 +253,7 @@ def test_chunks_are_scored_apart(model):
 
 
 class TestReferences:
+    @pytest.mark.thorough
     def test_sums_of_rows_equal_tokens(self, model, terms):
         values = dpo(**CASES[0])(model, _sums(_batch()), key=None)
         preference_oracle.assert_terms(values, _floats(terms(_batch)[0]))
@@ -273,10 +281,12 @@ class TestReferences:
         with pytest.raises(ValueError, match=message):
             dpo(length_weight=0.5)(model, _sums(_batch()), key=None)
 
+    @pytest.mark.thorough
     def test_a_missing_field(self, model):
         with pytest.raises(ValueError, match=r"Field\('ref_logps'\) needs that field .*; make it"):
             dpo()(model, pairs_of(pairs=1), key=None)
 
+    @pytest.mark.thorough
     def test_a_model_without_adapters(self, model):
         with pytest.raises(ValueError, match=r"needs a model with low-rank adapters, got TinyDec"):
             dpo(reference=AdaptersOff())(model, pairs_of(pairs=1), key=None)
@@ -318,6 +328,7 @@ def _backbones(scorer):
     return Counting.calls, float(values["sigmoid"][0])
 
 
+@pytest.mark.thorough
 def test_weights_cost_no_second_pass():
     calls, value = _backbones(token_logps)
     assert calls == 1
@@ -370,5 +381,6 @@ def test_chunks_that_split_pairs(model):
         dpo(chunks=3)(model, _batch(), key=None)
 
 
+@pytest.mark.thorough
 def test_on_eight_devices(on_eight_devices):
     on_eight_devices("preferences_sharded.py")

@@ -113,6 +113,7 @@ def test_terms_and_metrics_equal_float64(model, terms, case, make):
     preference_oracle.assert_terms(terms(make)[case], _wanted(model, make(), case))
 
 
+@pytest.mark.thorough
 def test_gradients_are_finite_and_of_the_terms_alone(model):
     graph, params = nnx.split(model)
 
@@ -168,6 +169,7 @@ def test_a_row_without_segments_ends_with_its_answer(model):
     np.testing.assert_array_equal(CASES["orpo-row"](model, batch, key=None)["nll"], wanted)
 
 
+@pytest.mark.thorough
 def test_padding_before_the_prompt_is_not_of_the_row(model):
     batch = _batch()
     wanted = CASES["orpo-row"](model, batch, key=None)["nll"]

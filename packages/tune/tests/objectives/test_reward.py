@@ -162,6 +162,7 @@ def test_terms_and_metrics_are_those_of_float64(model, batch, kind):
     assert trained == set(TERMS[kind])
 
 
+@pytest.mark.thorough
 @every
 def test_the_gradient_of_the_head_is_its_closed_form(model, batch, gradients, kind):
     _, count, slope = _expected(model, batch, kind)
@@ -179,6 +180,7 @@ def test_the_gradient_of_the_head_is_its_closed_form(model, batch, gradients, ki
     assert all(np.any(x) for x in jax.tree.leaves(gradient["decoder"]["layers"]))
 
 
+@pytest.mark.thorough
 @every
 @pytest.mark.parametrize("parts", [2, 4])
 def test_sums_and_counts_of_microbatches_add_up(model, batch, kind, parts):
@@ -195,6 +197,7 @@ def test_sums_and_counts_of_microbatches_add_up(model, batch, kind, parts):
         assert sum(float(piece[name][1]) for piece in pieces) == count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_chunks_have_the_gradients_of_the_whole(model, batch, gradients, chunks):
     made = {
@@ -224,6 +227,7 @@ def test_calibration_errors_are_sums_of_the_gaps(model, batch):
     assert float(own) == pytest.approx(error, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_fillers_add_nothing(model, batch):
     filled = {name: x.copy() for name, x in batch.items()}
     filled["mask"][4:8] = 0
@@ -239,6 +243,7 @@ def test_fillers_add_nothing(model, batch):
         assert np.isfinite(gradient).all()
 
 
+@pytest.mark.thorough
 def test_identical_answers_are_a_tie(model, batch):
     names = ("tokens", "targets", "mask", "segment_ids", "positions", "pair_ids")
     same = {name: np.repeat(batch[name][0::2], 2, axis=0) for name in names}
@@ -252,6 +257,7 @@ def test_identical_answers_are_a_tie(model, batch):
 class TestDamagedBatches:
     """Concrete rows are named; in a program the loss is NaN."""
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("kind", "name", "place", "value", "message"),
         [
@@ -300,6 +306,7 @@ def test_a_squared_loss_takes_any_finite_label(model, batch):
     np.testing.assert_allclose(total, ((scores - far["reward"]) ** 2).sum(), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_fields_of_other_names(model, batch):
     names = {"good": batch["step_labels"], "ends": batch["step_mask"], "grade": batch["reward"]}
     less = {name: x for name, x in batch.items() if not name.startswith(("step", "rew"))} | names
@@ -309,6 +316,7 @@ def test_fields_of_other_names(model, batch):
     np.testing.assert_allclose(own, _terms(model, batch, "outcome")["outcome"], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_attention_is_passed_on(model, batch):
     seen = []
 
@@ -321,6 +329,7 @@ def test_attention_is_passed_on(model, batch):
     assert seen == [["causal", "positions", "segment_ids"]] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")
 def test_options_and_models_are_checked(batch):
     for center in (-0.1, float("inf")):

@@ -73,6 +73,7 @@ def _close(terms, expected):
         np.testing.assert_allclose(terms[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("preferences of single answers")
 @pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
 def test_terms_equal_float64(twin, batch, kind):
@@ -85,6 +86,7 @@ def test_terms_equal_float64(twin, batch, kind):
         assert 0 < expected["kl_rows"] < 1
 
 
+@pytest.mark.thorough
 def test_the_reference_point_is_at_least_0(twin, batch):
     fields = next(
         with_reference([{k: x for k, x in batch.items() if "ref_logps" not in k}], twin.trained)
@@ -95,6 +97,7 @@ def test_the_reference_point_is_at_least_0(twin, batch):
     assert terms["kl"] == 0
 
 
+@pytest.mark.thorough
 def test_gradients_equal_finite_differences_with_a_fixed_reference_point(twin, batch):
     mean = mean_loss(kto(beta=BETA, **WEIGHTS))
     gradient = nnx.grad(lambda model: mean(model, batch)[0])(twin.trained)["out"]["kernel"][...]
@@ -126,6 +129,7 @@ def _logps_of_kernel(model, batch, kernel):
     return np.where(batch["mask"] > 0, picked, 0).sum(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("chunks", "reference"), [(2, Field()), (3, Frozen())])
 def test_chunks_change_nothing(twin, batch, chunks, reference):
     model = twin if isinstance(reference, Frozen) else twin.trained
@@ -189,6 +193,7 @@ class TestLabels:
         terms = mean_loss(kto(beta=BETA, **WEIGHTS))(twin.trained, labelled)[1]
         _close(terms, _expected(twin.trained, twin.frozen, batch, LABELS))
 
+    @pytest.mark.thorough
     def test_of_torn_pairs(self, twin, batch):
         batch = {k: x for k, x in batch.items() if k != "desirable"}
         batch["pair_ids"] = np.array([1, 1, 2, 3, 4, 4])

@@ -3,8 +3,6 @@
 """Shapes and types are checked at run time here, and here alone."""
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from beartype.roar import BeartypeDecorHintPep585DeprecationWarning
 from jaxtyping import install_import_hook
 
 import forced_devices
+import warm_start
 
 with warnings.catch_warnings(), install_import_hook("dovetail_train", "beartype.beartype"):
     # nnx.State is declared with typing.Hashable.
@@ -46,13 +45,7 @@ def on_eight_devices():
 
     def run(name, *arguments):
         program = Path(__file__).parent / "programs" / name
-        done = subprocess.run(
-            [sys.executable, str(program), *arguments],
-            env=forced_devices.environment(8, cached=True),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm_start.run([program, *arguments], env=forced_devices.environment(8, cached=True))
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 

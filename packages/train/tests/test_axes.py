@@ -60,6 +60,7 @@ def test_arrays_change_their_mesh_without_a_copy(explicit):
     assert retyped(moved, explicit)["array"].sharding == array.sharding
 
 
+@pytest.mark.thorough
 def test_the_state_of_an_explicit_model_is_a_copy(explicit):
     """The next step donates the state, and the model stays usable."""
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
@@ -98,6 +99,7 @@ def test_an_axis_that_splits_rows_tokens_or_parameters_is_fine(axes, spec):
     check_uses(mesh, {"w": NamedSharding(mesh, spec), "b": NamedSharding(mesh, PartitionSpec())})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("axis", ["tensor", "stage"])
 def test_an_axis_that_splits_nothing_is_refused_with_what_to_type(axis):
     mesh = abstract_mesh(8, fsdp=4, **{axis: 2})
@@ -133,6 +135,7 @@ def test_meshes_of_both_kinds_give_one_program_without_accumulation(on_eight_dev
     assert all(same.values()), same
 
 
+@pytest.mark.thorough
 def test_meshes_of_both_kinds_give_one_program_and_one_device_s_losses(on_eight_devices, tmp_path):
     found = on_eight_devices("axis_types.py", str(tmp_path))
     assert len(found["same"]) == 5

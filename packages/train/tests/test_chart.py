@@ -146,6 +146,7 @@ def test_one_step_is_a_dot_on_axes(value):
     assert found == pytest.approx(value, rel=1e-3, abs=1e-3 * (abs(value) or 1))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(
     first=st.integers(0, 10**7),

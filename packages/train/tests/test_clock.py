@@ -188,6 +188,7 @@ EVERY_RUN = {"init": 1, "compile": 1, "hooks": 2, "save": 3}  # the last save is
 
 
 # jaxlib 0.12 aborts where its warning about the type of the statistics is an error.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
 @pytest.mark.parametrize("data, batches", [(_Data, {"data": 4}), (_Drawn, {"draw": 4})])
 def test_a_trace_has_every_step_and_the_activities_of_the_clock(tmp_path, data, batches):

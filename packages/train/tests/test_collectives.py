@@ -70,6 +70,7 @@ def steps(on_eight_devices):
     return on_eight_devices("collectives.py", *MESHES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mesh", MESHES)
 def test_no_device_reduces_with_itself(steps, mesh):
     assert steps[mesh]

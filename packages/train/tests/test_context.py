@@ -13,6 +13,7 @@ def found(on_eight_devices):
     return on_eight_devices("contexts.py")
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("attention over a context axis")
 @pytest.mark.parametrize(
     "case",

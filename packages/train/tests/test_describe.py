@@ -74,6 +74,7 @@ def test_two_equal_constructions_are_one_description_and_another_number_is_named
     assert all("0.25" in before and "0.375" in after for _, before, after in texts)
 
 
+@pytest.mark.thorough
 def test_a_description_is_the_same_in_another_process_with_another_order_of_hashes():
     texts = []
     for seed in ("1", "2"):
@@ -174,6 +175,7 @@ class _Hostile:
         raise RuntimeError("not for you")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_described_is_opaque_and_equals_everything(caplog):
     cycle = Plain()
     cycle.own = cycle

@@ -65,6 +65,7 @@ def test_bytes_are_those_of_one_device():
     assert found.mesh == {"fsdp": 8}
 
 
+@pytest.mark.thorough
 def test_what_changes_the_bytes():
     plain = _estimate()
     parts = _estimate(accumulate=4)
@@ -106,6 +107,7 @@ def test_an_unknown_device_has_no_bound():
     assert f"at least                   not known: {missing}" in str(found)
 
 
+@pytest.mark.thorough
 def test_operations_that_the_trainer_was_told_are_believed():
     found = _estimate(flops=1e15)
     assert (found.model_flops, found.bound) == (10**15, "products")
@@ -121,6 +123,7 @@ def test_it_reads_as_a_table_and_as_json():
     assert html.unescape(found._repr_html_()) == f"<pre>{text}</pre>"
 
 
+@pytest.mark.thorough
 def test_a_trainer_without_devices_only_plans():
     trainer = Trainer(optax.sgd(0.1), _loss, mesh=abstract_mesh(8))
     batch = {"x": np.zeros((8, WIDTH), "f4")}
@@ -139,6 +142,7 @@ def test_rows_that_the_mesh_cannot_split_are_refused():
         _estimate(accumulate=3)
 
 
+@pytest.mark.thorough
 def test_a_name_of_a_device_is_the_kind_that_it_means():
     assert _estimate(device="h200") == _estimate(device="NVIDIA H200") == _estimate()
     assert _estimate(device="trillium").device == "TPU v6 lite"
@@ -163,6 +167,7 @@ def test_the_device_of_an_abstract_mesh_is_the_default():
     assert other == _estimate(device="NVIDIA H200")
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("estimates for an absent accelerator")
 def test_a_trainer_on_this_machine_is_estimated_for_another():
     """Shardings and devices of the model do not matter: it is placed on a twin of the mesh."""
@@ -191,6 +196,7 @@ def test_arrays_on_another_mesh_are_refused():
         estimate(trainer, model, {"x": np.zeros((8, WIDTH), "f4")})
 
 
+@pytest.mark.thorough
 def test_calls_that_cannot_be_counted_leave_a_lower_bound():
     def looped(model, batch, *, key):
         total, count = _loss(model, batch, key=key)
@@ -204,6 +210,7 @@ def test_calls_that_cannot_be_counted_leave_a_lower_bound():
     assert "could not be counted: while x 1\nat least" in str(needs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_a_step_with_operations_that_need_devices_to_lower_is_estimated_all_the_same(platform):
     """A callback is one; on a machine with a GPU, cuDNN's attention is another."""
@@ -231,6 +238,7 @@ def test_a_time_without_a_known_rate_is_not_known():
     assert "at least                   not known: no published peak_flops" in str(needs)
 
 
+@pytest.mark.thorough
 def test_given_rates_win_over_published_ones_and_are_printed():
     for device in ("cpu", "H200"):
         found = _estimate(device=device, rates={"peak_flops": 3e9, "memory_bytes_per_s": 7e6})

@@ -128,6 +128,7 @@ def test_every_step_is_reported_once_and_in_order_when_nothing_is_waited_for():
     assert all("rows_per_s" in scalars for step, scalars in sink.lines[1:9])
 
 
+@pytest.mark.thorough
 def test_another_shape_compiles_and_is_not_timed():
     sink = _Lines()
     data = [{"x": np.ones((n, 3), "f4")} for n in (4, 4, 6, 6, 4)]
@@ -135,6 +136,7 @@ def test_another_shape_compiles_and_is_not_timed():
     assert [step for step, scalars in sink.lines if "step_time_s" in scalars] == [1, 3, 4]
 
 
+@pytest.mark.thorough
 def test_saves_hold_the_position_of_the_batch_that_was_delivered():
     store, data = _Memory(), _Data()
     _fit(data, steps=7, store=store, save_every=3)
@@ -150,6 +152,7 @@ def test_saves_hold_the_position_of_the_batch_that_was_delivered():
     assert store.waited
 
 
+@pytest.mark.thorough
 def test_a_run_in_pieces_is_the_run_in_one():
     whole, pieces, store = _Lines(), _Lines(), _Memory()
     want = _fit(_Data(), steps=9, sinks=[whole], hooks=[_Sum(2)])
@@ -195,6 +198,7 @@ def _evaluated(sink, hook, *, steps=4, **options):
     return _fit(_Data(), steps=steps, sinks=[sink], hooks=hooks, **options)
 
 
+@pytest.mark.thorough
 def test_a_request_to_stop_is_heard_anywhere_and_nothing_is_lost_or_done_twice():
     whole, never = _Lines(), _Asked(times=99)
     want = _evaluated(whole, _Sum(2), stop=never)
@@ -217,6 +221,7 @@ def test_a_request_to_stop_is_heard_anywhere_and_nothing_is_lost_or_done_twice()
     assert ends == [(1, True)] + [(2, True)] * 7 + [(3, True)] + [(4, True)] * 6 + [(4, False)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "steps, again", [(4, lambda values: []), (2, lambda values: values)], ids=["went on", "ended"]
 )
@@ -270,6 +275,7 @@ def _slow_loss(model, batch, *, key):
     return total + 0.0 * busy.sum(), count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("save_every", [1, 5])
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_used(save_every):
     store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss, max_skips=0)
@@ -326,6 +332,7 @@ def test_a_run_is_not_resumed_with_other_hooks():
         _fit(_Data(), steps=4, store=store)
 
 
+@pytest.mark.thorough
 def test_the_time_of_a_run_is_accounted_for():
     store = _Memory()
     sink = _Lines()
@@ -360,6 +367,7 @@ class _Open:
         self.closed = (self.closed or 0) + 1
 
 
+@pytest.mark.thorough
 def test_what_is_open_is_closed_however_a_run_ends():
     hook, sink, store = _Open(), _Open(), _Memory()
     _fit(_Data(), steps=3, hooks=[hook], sinks=[sink])

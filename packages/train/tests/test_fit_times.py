@@ -127,6 +127,7 @@ def _no_stall_but(**stalls):
     return {step: stalls.get(f"step{step}", 0.0) for step in range(1, 8)}
 
 
+@pytest.mark.thorough
 def test_a_slow_source_is_a_stall_and_no_step_is_faster_than_the_devices(trainer):
     time, sink = _Time(), _Lines()
     seconds = _run(trainer, time, _Data(time, {3: 5.0, 6: 0.5}), sink=sink)

@@ -100,6 +100,7 @@ def test_convolutions_agree_with_xla():
     assert count_flops(conv, x, k).model == cost["flops"]
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_a_decoder_agrees_with_xla_unrolled():
     model = TinyDecoder(vocab_size=192, width=64, depth=2, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(model)

@@ -58,6 +58,7 @@ def pairs():
     return _batch(rng, rng.random((ROWS, 3)) < 0.7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accumulate", [1, 2, 4, 8])
 def test_rows_that_belong_together_stay_together(accumulate, pairs):
     kernel = np.asarray(_model().kernel[...])
@@ -110,6 +111,7 @@ class _Half(NamedTuple):
     default_weight = 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize(("weights", "factor"), [({}, 0.5), ({"half": 2.0}, 2.0)])
 def test_a_term_may_have_a_weight_of_its_own(accumulate, weights, factor, pairs):

@@ -148,6 +148,7 @@ def test_a_skipped_step_is_reported_and_explained(caplog):
     assert result.seconds["skipped"] > 0
 
 
+@pytest.mark.thorough
 def test_a_spike_is_skipped_and_the_guard_is_named(caplog):
     batches = _batches(8)
     batches[5] = {"x": batches[5]["x"] * 100}
@@ -179,6 +180,7 @@ def test_with_a_guard_and_no_skips_the_first_spike_ends_the_run():
         _fit(batches, guard=Factor(20.0), max_skips=0, rate=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_first_step_must_be_finite():
     with pytest.raises(BadStep, match=r"must be finite.*at step 0, first in batch\.x"):
         _fit(_batches(3, bad=[0]))

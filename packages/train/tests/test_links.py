@@ -56,6 +56,7 @@ def _estimate(dcn=None, **rates):
     return estimate(trainer, model, batch, dcn=dcn, **rates)
 
 
+@pytest.mark.thorough
 def test_an_estimate_prices_both_links():
     needs = _estimate({"data": 2}, link_bytes_per_s=4e9, dcn_bytes_per_s=1e9)
     assert needs.slices == 2
@@ -75,6 +76,7 @@ def _params():
     return nnx.state(TinyDecoder(vocab_size=512, width=256, depth=1, rngs=nnx.Rngs(0)), nnx.Param)
 
 
+@pytest.mark.thorough
 def test_what_is_no_rate_and_what_is_no_axis_is_refused():
     with pytest.raises(ValueError, match=r"dcn_bytes_per_s must be .* got dcn_bytes_per_s=0.0; wr"):
         _estimate(dcn_bytes_per_s=0.0)

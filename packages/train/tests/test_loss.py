@@ -81,6 +81,7 @@ def test_chunks_do_not_change_the_gradient():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_z_is_a_term_of_its_own():
     rng = np.random.default_rng(2)
     model, batch = _Lookup(rng), _batch(rng)
@@ -91,6 +92,7 @@ def test_z_is_a_term_of_its_own():
     np.testing.assert_allclose(terms["z"][1], count, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_masked_target_may_be_anything_and_an_unmasked_one_may_not():
     rng = np.random.default_rng(3)
     model, batch = _Lookup(rng), _batch(rng)
@@ -123,6 +125,7 @@ def test_the_model_gets_positions_segments_and_the_attention():
     np.testing.assert_array_equal(seen["segment_ids"], batch["segment_ids"])
 
 
+@pytest.mark.thorough
 def test_a_packed_row_is_its_documents_alone():
     rng = np.random.default_rng(6)
     model = TinyDecoder(vocab_size=11, width=8, depth=1, rngs=nnx.Rngs(1))
@@ -148,6 +151,7 @@ def test_a_packed_row_is_its_documents_alone():
     assert abs(float(loss(model, without)[0]) - float(total)) > 1e-2
 
 
+@pytest.mark.thorough
 def test_the_logits_of_the_whole_batch_never_exist():
     vocab, rows, length = 911, 2, 64
     rng = np.random.default_rng(7)
@@ -220,6 +224,7 @@ def _plain_sums(x, w, labels, *, where, soft_cap, z_loss):
     return _Sums((where * nll).sum() + z_loss * squares, where.sum(), squares)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("z", [0.0, 0.1])
 def test_an_operation_may_take_the_place_of_the_logits(z):
     rng = np.random.default_rng(7)
@@ -249,6 +254,7 @@ def test_an_operation_may_take_the_place_of_the_logits(z):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_operation_gets_the_soft_cap_and_one_dtype():
     rng = np.random.default_rng(8)
     seen = {}
@@ -280,6 +286,7 @@ def test_chunk_and_cross_entropy_exclude_each_other():
         lm_loss(chunk=5, cross_entropy=_plain_sums)
 
 
+@pytest.mark.thorough
 def test_a_model_without_features_is_refused_with_what_to_pass():
     tokens = jnp.ones((2, 4), jnp.int32)
     batch = {"tokens": tokens, "targets": tokens, "mask": tokens}

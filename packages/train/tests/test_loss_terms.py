@@ -56,6 +56,7 @@ def _nll(model, batch):
     return -np.take_along_axis(logps, batch["targets"][..., None], -1)[..., 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accumulate, chunk", [(1, None), (1, 16), (4, None)])
 def test_each_source_has_a_loss_of_its_own(accumulate, chunk):
     model, batch = _model(), _batch()
@@ -78,6 +79,7 @@ def test_each_source_has_a_loss_of_its_own(accumulate, chunk):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_a_source_without_a_name_is_seen(wrong):
     model, batch = _model(), _batch()
@@ -110,6 +112,7 @@ def test_what_records_is_given_the_model_and_its_router(balance):
     jax.tree.map(np.testing.assert_array_equal, terms, want)
 
 
+@pytest.mark.thorough
 def test_microbatches_do_not_change_the_gradient_of_the_balance():
     def step(accumulate, weights):
         loss = lm_loss(balance=True, z=1e-3)

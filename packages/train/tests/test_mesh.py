@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import itertools
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
+import warm_start
 from dovetail_train.mesh import (
     caches_cpu_programs,
     check_batch,
@@ -104,6 +103,7 @@ def test_the_largest_dimension_that_divides_is_sharded(shape, spec):
     assert sharding_by_shape(shape, mesh, min_size=13).spec == spec
 
 
+@pytest.mark.thorough
 def test_shardings_have_the_structure_of_the_modules_state():
     mesh = make_mesh(devices=jax.devices()[:1])
     model = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
@@ -157,8 +157,9 @@ def test_a_batch_that_is_no_mapping_is_refused_with_what_to_write(batch):
         check_batch(batch, accumulate=1, shards=1, group=1)
 
 
+@pytest.mark.thorough
 def test_step_and_place_check_the_batch():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = warm_start.run(["-c", PROGRAM])
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
     assert all("must be a mapping of arrays" in line for line in lines)

@@ -78,6 +78,7 @@ SEARCHING = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, accumulate",
     [("lbfgs", 1), ("lbfgs", 4), ("backtracking", 4), ("sophia", 4), ("sam, transparent", 1)],
@@ -101,6 +102,7 @@ def test_an_optimizer_that_evaluates_the_loss_is_that_of_a_loop_by_hand(name, ac
     )
 
 
+@pytest.mark.thorough
 def test_sam_is_two_gradients_and_one_update():
     graphdef, tree = nnx.split(_Net())
     before, batch = nnx.to_pure_dict(tree), _batch()
@@ -142,6 +144,7 @@ def _numbers(tree):
     return jax.tree.map(leaf, tree)
 
 
+@pytest.mark.thorough
 def test_a_search_moves_no_state_of_the_module_and_sees_the_same_noise():
     searched = Trainer(optax.lbfgs(memory_size=2), _loss, accumulate=2)
     plain = Trainer(optax.sgd(0.0), _loss, accumulate=2)
@@ -158,6 +161,7 @@ def test_a_search_moves_no_state_of_the_module_and_sees_the_same_noise():
     assert float(state.value) < metrics.read()["loss"]
 
 
+@pytest.mark.thorough
 def test_a_search_under_guard_average_precision_and_frozen_parameters():
     trainer = Trainer(
         optax.lbfgs(memory_size=2),
@@ -181,6 +185,7 @@ def test_a_search_under_guard_average_precision_and_frozen_parameters():
     assert trainer._prepared.step._cache_size() == 1
 
 
+@pytest.mark.thorough
 def test_a_search_on_eight_devices_is_that_of_one(on_eight_devices):
     runs = on_eight_devices("searches.py")
     # Sums over 8 devices are in another order; four searches enlarge that.
@@ -196,6 +201,7 @@ def _jaxpr(tx):
         return str(jax.make_jaxpr(program.fn)(*program.args))
 
 
+@pytest.mark.thorough
 def test_nothing_is_traced_for_an_optimizer_that_ignores_the_functions():
     adam = optax.adam(1e-2)
     ignoring = optax.GradientTransformationExtraArgs(
@@ -214,6 +220,7 @@ def test_sam_in_a_chain_is_refused_with_what_to_write(unchecked):
         Trainer(chained, _loss).init(_Net())
 
 
+@pytest.mark.thorough
 def test_an_update_receives_the_arguments_that_it_names_and_no_other():
     seen = []
 

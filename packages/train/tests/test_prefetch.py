@@ -141,6 +141,7 @@ def _fit(data, steps, **options):
     return trainer.fit(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), data, steps=steps, **options)
 
 
+@pytest.mark.thorough
 def test_a_batch_is_drawn_from_the_newest_state_after_results_and_hooks():
     events = []
     result = _fit(_Drawn(events), 3, hooks=[_Hook(events, every=1)], sinks=[_Sink(events)])
@@ -164,6 +165,7 @@ def test_a_run_on_drawn_data_is_the_loop_by_hand():
     np.testing.assert_array_equal(result.state.params["kernel"], state.params["kernel"])
 
 
+@pytest.mark.thorough
 def test_a_run_on_drawn_data_resumes_bit_for_bit():
     whole, pieces, store = _Sink([]), _Sink([]), _Store()
     _fit(_Drawn([]), 7, sinks=[whole])

@@ -74,6 +74,7 @@ def test_two_processes_resume_from_one_store(tmp_path):
     np.testing.assert_allclose(two, one, rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_pairs_are_not_torn_by_microbatches_devices_or_processes(on_eight_devices):
     losses = on_eight_devices("pairs.py") | _train(2, program="pairs.py")
     whole = losses.pop("one/1")
@@ -96,6 +97,7 @@ def _launches(program, *arguments, timeout_s=600):
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough("several processes")
 @pytest.mark.capability("a run resumes on other numbers of processes")
 def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     result = _launches("resized.py", tmp_path)
@@ -129,6 +131,7 @@ def test_survivors_of_a_killed_process_raise_and_the_run_resumes(tmp_path):
         assert "start all processes again with the same arguments" in trial["said"]
 
 
+@pytest.mark.thorough
 def test_processes_that_pass_the_same_rows_are_warned(tmp_path):
     result = _launches("same_rows.py", tmp_path)
     assert "identical rows in processes [0, 1]" in result["same"]
@@ -186,6 +189,7 @@ def test_a_process_that_has_used_jax_is_not_joined():
     assert "call initialize_distributed first" in str(refused.value)
 
 
+@pytest.mark.thorough
 def test_without_a_cluster_the_message_says_what_to_type():
     program = (
         "from dovetail_train import initialize_distributed as join\n"

@@ -63,6 +63,7 @@ def _needs(trainer, remat):
     return found.argument_size_in_bytes + found.temp_size_in_bytes + kept
 
 
+@pytest.mark.thorough
 def test_the_cheapest_that_fits_is_chosen(trainer):
     needs = {remat: _needs(trainer, remat) for remat in CANDIDATES}
     assert needs[True] < needs["first"] < needs[False]
@@ -77,6 +78,7 @@ def test_the_cheapest_that_fits_is_chosen(trainer):
         assert str(fitted).count("*") == 1
 
 
+@pytest.mark.thorough
 def test_recomputation_is_counted_and_gradients_stay(trainer):
     fitted = fit_remat(trainer, _Deep(), BATCH, candidates=[False, True], max_bytes=2**40)
     product = 2 * ROWS * WIDTH * WIDTH
@@ -93,6 +95,7 @@ def test_recomputation_is_counted_and_gradients_stay(trainer):
     np.testing.assert_allclose(*states, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_budget_that_nothing_fits_says_what_each_needs(trainer):
     with pytest.raises(
         ValueError, match=r"must fit max_bytes=1,000 on a device, got False: .*True"

@@ -80,6 +80,7 @@ INDEPENDENT = {
 }
 
 
+@pytest.mark.thorough
 def test_the_saved_bytes_are_the_difference_of_two_estimates(large):
     assert not large.fits
     assert {name for r in large.remedies for name in r.changes} == {*INDEPENDENT, "data"}
@@ -110,6 +111,7 @@ def test_sufficient_remedies_come_first_with_the_text_to_write(large):
     assert [each["code"] for each in stored] == [remedy.code for remedy in large.remedies]
 
 
+@pytest.mark.thorough
 def test_the_weakest_sufficient_value_is_named(large):
     (remedy,) = [r for r in large.remedies if "accumulate" in r.changes]
     divisors = (2, 3, 4, 6, 8, 12)
@@ -126,11 +128,13 @@ def test_a_step_that_fits_needs_none():
     assert "saved by" not in str(small)
 
 
+@pytest.mark.thorough
 def test_a_model_without_configure_has_no_remat():
     changes = {name for r in _estimate(kind=_Fixed).remedies for name in r.changes}
     assert changes == {"accumulate", "compute", "fsdp", "rows"}
 
 
+@pytest.mark.thorough
 def test_changes_are_combined_if_none_suffices_alone():
     def wide():
         return _Fixed(width=2**13, hidden=2**15)
@@ -155,6 +159,7 @@ def _wide():
     return _Net(width=2**15, hidden=2**14)
 
 
+@pytest.mark.thorough
 def test_what_does_not_suffice_stops_where_more_saves_little():
     """Four GiB of parameters, and a batch that is larger than the memory of the device."""
     shape = (3 * 2**16, 2**15)
@@ -167,6 +172,7 @@ def test_what_does_not_suffice_stops_where_more_saves_little():
     assert single.saved_bytes > 0.75 * (large.total_bytes - most.total_bytes)
 
 
+@pytest.mark.thorough
 def test_what_is_estimated_to_save_memory_saves_it_when_compiled(uncached):
     """XLA's temporaries, on this machine: each change makes them smaller."""
     rows, width = 512, 64

@@ -222,6 +222,7 @@ def test_facts_and_title_are_on_the_page(tmp_path):
     assert "@media print" in text
 
 
+@pytest.mark.thorough
 def test_a_long_run_stays_small_and_keeps_its_spikes(tmp_path):
     rng = np.random.default_rng(8)
     losses = rng.normal(size=100_000) + 5

@@ -35,6 +35,7 @@ def mesh():
     return make_mesh(devices=jax.devices()[:1])
 
 
+@pytest.mark.thorough
 def test_a_module_splits_into_trained_frozen_and_rest(mesh):
     state = _built(_Adapted(), optax.adam(0.1), trainable=nnx.LoRAParam, mesh=mesh)
     assert jax.tree.map(jnp.shape, state.params) == {"lora": {"lora_a": (3, 2), "lora_b": (2, 4)}}

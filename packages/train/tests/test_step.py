@@ -102,6 +102,7 @@ def test_a_term_without_count_contributes_nothing(trainers):
         assert scalars["loss"] == pytest.approx(0.25 * scalars["loss/size"])
 
 
+@pytest.mark.thorough
 def test_a_metric_is_measured_and_not_trained():
     def loss(model, batch, *, key):
         terms = _loss(model, batch, key=key)
@@ -130,6 +131,7 @@ def test_a_metric_is_measured_and_not_trained():
     )
 
 
+@pytest.mark.thorough
 def test_the_counting_pass_costs_no_product():
     batch = _batch(np.random.default_rng(0), np.ones((ROWS, 3)))
 
@@ -153,6 +155,7 @@ class _Noisy(nnx.Module):
         return self.out(self.drop(self.norm(x)))
 
 
+@pytest.mark.thorough
 def test_the_modules_own_state_goes_through_the_microbatches_in_order():
     rng = np.random.default_rng(1)
     batch = _batch(rng, np.ones((ROWS, 3)))
@@ -168,6 +171,7 @@ def test_the_modules_own_state_goes_through_the_microbatches_in_order():
     assert state.rest["drop"]["rngs"]["count"] == 8
 
 
+@pytest.mark.thorough
 def test_the_transformation_is_given_the_loss():
     def update(updates, state, params=None, *, value, **extra):
         return jax.tree.map(jnp.zeros_like, updates), jnp.asarray(value)
@@ -197,6 +201,7 @@ def test_a_step_is_compiled_once():
     assert len(traces) == 1
 
 
+@pytest.mark.thorough
 def test_the_key_is_that_of_the_seed_and_the_step():
     def loss(model, batch, *, key):
         noise = jax.random.normal(key)
@@ -249,6 +254,7 @@ def test_float_leaves_are_cast_but_those_that_keep_names():
     np.testing.assert_array_equal(np.asarray(cast["layers"][0]["up"]["kernel"], np.float32), 1.0)
 
 
+@pytest.mark.thorough
 def test_a_variable_that_keeps_its_dtype_is_not_cast():
     class Routed(nnx.Module):
         def __init__(self):

@@ -118,6 +118,7 @@ class _Measured:
         return {"step": float(step), **self._scalars}
 
 
+@pytest.mark.thorough
 def test_a_store_that_declares_metrics_receives_the_finite_ones_of_that_step():
     nan, inf = float("nan"), float("inf")
     hooks = [_Measured(2, a=1.0, b=nan), _Measured(3, b=0.5, c=-inf)]
@@ -184,6 +185,7 @@ def _run_and_kill(directory, *, kills, seed):
     return out.read_text()
 
 
+@pytest.mark.thorough("it kills processes")
 @pytest.mark.capability("a killed run resumes bit for bit")
 @pytest.mark.parametrize(
     "kills, seed",
@@ -199,6 +201,7 @@ def test_a_killed_run_ends_with_the_bits_of_the_unbroken_one(tmp_path, unbroken,
     assert read_jsonl(directory / "metrics.jsonl")[-1]["generation"] == kills
 
 
+@pytest.mark.thorough
 def test_sigterm_through_stop_saves_and_the_resumed_run_has_the_same_bits(tmp_path, unbroken):
     state, losses = unbroken
     program = runpy.run_path(str(PROGRAM))
@@ -228,6 +231,7 @@ def test_sigterm_through_stop_saves_and_the_resumed_run_has_the_same_bits(tmp_pa
     assert second.seconds["compile"] > first.seconds["compile"] > 0  # one account over both
 
 
+@pytest.mark.thorough("programs on several devices")
 @pytest.mark.capability("a run resumes on another mesh")
 def test_a_run_that_is_moved_to_other_meshes_goes_on(on_eight_devices, tmp_path):
     found = on_eight_devices("moved.py", str(tmp_path / "store"))

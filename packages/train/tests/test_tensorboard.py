@@ -101,6 +101,7 @@ def test_writing_goes_on_after_a_close(tmp_path):
     assert _points(tmp_path) == {("a", 1): [1.0], ("a", 2): [2.0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_sink_that_is_forgotten_closes_its_file(tmp_path):
     sink = TensorBoard(tmp_path)
@@ -137,6 +138,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_process_loses_no_point(tmp_path):
     result = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], env=os.environ)
     assert result.returncode == -signal.SIGKILL

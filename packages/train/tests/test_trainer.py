@@ -43,6 +43,7 @@ def _rows(rng, rows=8):
     return {k: rng.normal(size=(rows, n)).astype("f4") for k, n in (("x", 3), ("y", 2))}
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("the training step")
 def test_steps_are_those_of_a_loop_written_by_hand():
     rng = np.random.default_rng(0)
@@ -75,6 +76,7 @@ def test_steps_are_those_of_a_loop_written_by_hand():
     assert int(state.step) == 3
 
 
+@pytest.mark.thorough
 def test_a_decoder_step_is_that_of_its_full_logits():
     batch = _tokens(np.random.default_rng(1))
     trainer = Trainer(optax.sgd(1.0), lm_loss(chunk=8))  # two chunks of two positions, and two more
@@ -96,6 +98,7 @@ def test_a_decoder_step_is_that_of_its_full_logits():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_every_leaf_keeps_its_dtype_and_the_loss_sees_the_compute_dtype():
     seen = {}
 
@@ -116,6 +119,7 @@ def test_every_leaf_keeps_its_dtype_and_the_loss_sees_the_compute_dtype():
     assert trainer.model(state).out.kernel[...].dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_frozen_parameters_stay_and_the_others_move():
     class Adapted(nnx.Module):
         def __init__(self):
@@ -133,6 +137,7 @@ def test_frozen_parameters_stay_and_the_others_move():
     assert np.abs(trained.lora.lora_b[...] - model.lora.lora_b[...]).max() > 0
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("parameters and state sharded over data and fsdp axes")
 @pytest.mark.parametrize(
     "names", [["data", "fsdp"], pytest.param(["both"], marks=pytest.mark.slow)], ids=" ".join
@@ -164,6 +169,7 @@ def test_the_step_lowers_for_accelerators_from_here():
             assert "stablehlo.dot_general" in text
 
 
+@pytest.mark.thorough
 def test_initialising_the_same_model_again_compiles_nothing():
     traces = []
 

@@ -59,6 +59,7 @@ def _run(trainer, batches):
     return state
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bad", range(STEPS))
 def test_a_bad_step_leaves_every_bit_as_if_its_batch_had_not_been(trainer, bad):
     found = _run(trainer, _batches(bad=bad))
@@ -85,6 +86,7 @@ def test_the_average_is_the_closed_form(trainer):
     np.testing.assert_array_equal(trainer.model(state).up.kernel[...], seen[-1].astype("f4"))
 
 
+@pytest.mark.thorough
 def test_the_average_of_bfloat16_parameters_moves():
     model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     trainer = Trainer(optax.sgd(0.0), _loss, ema=0.75)
@@ -139,6 +141,7 @@ def test_a_step_branches_only_if_it_may_be_refused():
     assert " cond[" in primitives(guard=_SumOfLosses(), max_skips=0)
 
 
+@pytest.mark.thorough
 def test_a_guard_that_refuses_nothing_changes_no_bit(trainer):
     plain = Trainer(trainer._programs.tx, _loss, ema=0.75, accumulate=2)
     with_guard, without = _run(trainer, _batches()), _run(plain, _batches())
@@ -157,6 +160,7 @@ def _halve(model):
     model.norm.mean.set_value(jnp.full(5, 7.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"max_skips": 0}, {"accumulate": 2}])
 def test_a_change_after_the_update_is_part_of_the_step(options):
     options |= {"ema": 0.75}
@@ -175,6 +179,7 @@ def test_a_change_after_the_update_is_part_of_the_step(options):
     np.testing.assert_allclose(got.ema["up"]["kernel"], average, atol=3 * 2**-23)
 
 
+@pytest.mark.thorough
 def test_a_rejected_step_calls_no_change():
     trainer = Trainer(optax.sgd(0.1), _loss, after_update=_halve)
     state = trainer.init(_Net())

@@ -57,12 +57,14 @@ def test_a_nan_among_many_numbers_is_the_largest():
     assert _measured({"w": jnp.full((512, 1024), -3.0)})["w"]["max"] == 3.0
 
 
+@pytest.mark.thorough
 def test_it_is_a_hook():
     lines = _Lines()
     _fit(sinks=[lines], hooks=[Watch("**.kernel", every=4)])
     assert [n for n in lines if "watch/layers.0.kernel/rms" in lines[n]] == [4, 8]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("start, end", [(1, 9), (4, 9), (8, 9)])
 def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, monkeypatch, start, end):
     begun, begin = [], jax.profiler.start_trace

@@ -52,6 +52,7 @@ def test_bits_per_byte_is_all_bits_over_all_bytes():
     assert set(values) == {"eval/bpb", "eval/nats/nll", "eval/nats/z"}
 
 
+@pytest.mark.thorough
 def test_an_evaluation_repeats_itself_and_changes_nothing():
     hook = Eval(BATCHES, every=1, metrics={"bpb": BitsPerByte(BYTES)})
     trainer = Trainer(optax.sgd(0.0), lm_loss())
@@ -62,6 +63,7 @@ def test_an_evaluation_repeats_itself_and_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
+@pytest.mark.thorough
 def test_an_evaluation_computes_in_the_trainers_precision():
     model = _Unigram(P)
     model.logits[...] = model.logits[...] + jnp.array([0.0, 1.0, 0.0, 0.0]) / 1000
@@ -82,6 +84,7 @@ def test_sums_of_many_batches_are_not_rounded_to_float32():
     assert _evaluate(Eval(batches, every=1, metrics={"x": loss})) == {"eval/x": (2**24 + 2) / 3}
 
 
+@pytest.mark.thorough
 def test_the_averages_can_be_evaluated_too():
     trainer = Trainer(optax.sgd(1.0), lm_loss(), ema=0.5)
     targets = _batch([[3] * 40], [[1] * 40])  # dropout takes most

@@ -1,8 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forced_devices
+import warm_start
 from dovetail_train.eval import likelihood
 from dovetail_train.eval.likelihood import loglikelihood, rolling_loglikelihood
 from dovetail_train.testing import TinyDecoder
@@ -88,6 +87,7 @@ def _check(model, requests, *, length, **options):
     assert found.cut.tolist() == [max(0, len(a) + len(b) - length - 1) for a, b in requests]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk", [1024, 7])  # whole, and in pieces that do not divide 64
 def test_each_request_has_the_log_likelihood_of_its_right_end(chunk):
     rng = np.random.default_rng(0)
@@ -122,6 +122,7 @@ def test_dropout_is_off_and_the_model_stays_as_it_was():
     assert model.drop.deterministic is False
 
 
+@pytest.mark.thorough
 def test_few_programs_serve_many_lengths():
     model = _Bigram(vocab=17)
     before = likelihood._score._cache_size()
@@ -145,6 +146,7 @@ def test_numpy_tokens_and_no_requests():
     assert rolling_loglikelihood(model, [], length=8, prefix=0).logps.shape == (0,)
 
 
+@pytest.mark.thorough
 def test_the_attention_is_the_one_that_was_given():
     model = TinyDecoder(vocab_size=VOCAB, width=8, depth=1, rngs=nnx.Rngs(0))
 
@@ -256,6 +258,7 @@ def test_logits_that_are_nan_are_refused():
         loglikelihood(model, [([1], [2]), ([3], [2])], length=8)
 
 
+@pytest.mark.thorough
 def test_the_whole_model_gives_the_same():
     model = TinyDecoder(vocab_size=VOCAB, width=8, depth=2, rngs=nnx.Rngs(1))
     requests = _requests(np.random.default_rng(2), 9, longest=14)
@@ -271,16 +274,13 @@ def test_the_whole_model_gives_the_same():
         assert found.logps[i] == pytest.approx(logps[i, places, continuation].sum(), rel=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "names", [["both"], pytest.param(["data", "fsdp"], marks=pytest.mark.slow)], ids=" ".join
 )
 def test_eight_devices_give_what_one_gives(names):
-    out = subprocess.run(
-        [sys.executable, PROGRAM, *names],
-        env=forced_devices.environment(8, cached=True),
-        check=True,
-        capture_output=True,
-        text=True,
+    out = warm_start.run(
+        [PROGRAM, *names], env=forced_devices.environment(8, cached=True), check=True
     )
     found = json.loads(out.stdout)
     one = found.pop("one")

@@ -264,6 +264,7 @@ def session(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+@pytest.mark.thorough
 def test_real_steps_run_on_this_cpu():
     code, lines, err = session("checkpoint.digest", "kernels.conformance-routing")
     assert code == 0, err

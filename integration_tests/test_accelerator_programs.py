@@ -57,6 +57,7 @@ def without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONTESTS)
 def test_a_contest_lowers_for_a_gpu(name: str):
     step, function = accelerator_step.load(name)

@@ -20,6 +20,8 @@ from dovetail_checkpoint import Store
 from dovetail_cluster import Cluster, LocalTier
 from dovetail_train import Trainer
 
+pytestmark = pytest.mark.thorough
+
 STEPS, EVERY, STORE_EVERY = 12, 2, 6
 LIMIT_S = 300.0
 
@@ -91,6 +93,7 @@ def train(ctx, folder):
     return result.scalars["loss"], kernel.tobytes(), saved
 
 
+@pytest.mark.thorough("it kills processes")
 @pytest.mark.capability("a trainer loses no more than its local interval when a host dies")
 def test_a_host_that_dies_between_two_saves_of_the_store_costs_one_local_interval(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -4,14 +4,15 @@
 
 import collections
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_cluster import compiled, devices
+
+pytestmark = pytest.mark.thorough
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -27,12 +28,8 @@ def step(monkeypatch):
 
 @pytest.mark.capability("a trainer's step compiled for absent devices")
 def test_a_step_compiled_apart_is_the_one_of_devices_that_are_present(step):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "absent_step.py")],
-        env=forced_devices.environment(8, optimize=True),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = warm_start.run(
+        [PROGRAMS / "absent_step.py"], env=forced_devices.environment(8, optimize=True)
     )
     assert done.returncode == 0, done.stderr[-3000:]
     present = json.loads(done.stdout)

@@ -11,6 +11,8 @@ import pytest
 
 import forced_devices
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = Path(__file__).parent / "programs" / "loaded_collectives.py"
 # XLA ends the process itself once its devices have waited so long for each other.
 IMPATIENT = (

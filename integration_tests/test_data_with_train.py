@@ -14,6 +14,8 @@ from dovetail_data import Bytes, Corpus, Text, batches, jsonl, pack, pad, text, 
 from dovetail_models import init, llama, qwen3
 from dovetail_train import Trainer, lm_loss
 
+pytestmark = pytest.mark.thorough
+
 LENGTHS = (1, 3, 9, 14, 23, 30, 31)
 ROW = 33
 

@@ -48,6 +48,7 @@ def trained(request, tmp_path_factory):
     return request.param, folder / "s.toml", folder / "run"
 
 
+@pytest.mark.thorough("a run of the command for each family")
 @pytest.mark.capability("pretraining of every family of decoders")
 def test_a_run_of_a_family_resumes_and_its_export_is_read(trained, capsys):
     family, file, run = trained

@@ -4,8 +4,6 @@
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_optim import Guard
 from dovetail_train import OrbaxStore, StepGuard
 
@@ -83,14 +82,9 @@ def test_steps_in_a_scan_refuse_the_same(unbroken):
         )
 
 
+@pytest.mark.thorough
 def test_eight_devices_refuse_the_same():
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env=forced_devices.environment(8))
     assert done.returncode == 0, done.stderr[-3000:]
     runs = json.loads(done.stdout)
     assert runs["eight"]["skipped"] == runs["one"]["skipped"] == guarded.BAD

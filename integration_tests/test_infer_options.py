@@ -15,6 +15,8 @@ import dovetail_models as models
 from dovetail_infer import Engine, Sampling
 from dovetail_models import lora
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"vocab_size": 53, "embed": 24, "depth": 2, "heads": 4, "mlp": 20, "kv_heads": 2}
 BASES = {"llama": models.llama(**SMALL), "qwen3": models.qwen3(**SMALL, head_dim=8)}
 MIXTURES = {

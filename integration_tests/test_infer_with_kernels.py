@@ -20,6 +20,7 @@ from dovetail_infer.testing.sampling import CASES
 VOCAB = 1500
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("operations")
 def test_draws_are_those_of_the_definition() -> None:
     check_sampling(dovetail_kernels)
@@ -46,6 +47,7 @@ def compiled(operations: object, kind: logits.Kind):
     return jax.jit(functools.partial(logits.draw, operations, kind=kind, rules=(), top=3))
 
 
+@pytest.mark.thorough
 def test_a_seed_draws_the_same_token_alone_and_in_company() -> None:
     samplings = [*CASES.values(), Sampling(), Sampling(temperature=0)]
     z = jnp.asarray(np.random.default_rng(0).normal(size=(24, VOCAB)) * 3, jnp.float32)
@@ -60,6 +62,7 @@ def test_a_seed_draws_the_same_token_alone_and_in_company() -> None:
                 np.testing.assert_allclose(number[0], other[i], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_same_tokens_are_kept_as_by_the_reference() -> None:
     samplings = list(CASES.values())
     # Multiples of 1/4, so that many are equal.

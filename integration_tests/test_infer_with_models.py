@@ -119,6 +119,7 @@ def test_a_family_has_the_log_probabilities_of_whole_rows(family, operations):
     _check(results, prompts, lambda ids: logits(model, ids[None])[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", DECODERS)
 def test_an_engine_completes_as_the_likeliest_tokens_of_whole_rows(family):
     model = _random(DECODERS[family]).configure(ragged_dot=grouped_matmul)
@@ -166,6 +167,7 @@ def _company() -> tuple[list[list[int]], list[Sampling]]:
     return prompts, sampling
 
 
+@pytest.mark.thorough("it compiles an engine for each case")
 @pytest.mark.capability("results that do not depend on the batch by a bit")
 @pytest.mark.parametrize(
     "family",
@@ -192,6 +194,7 @@ def test_company_preemption_and_cached_prefixes_do_not_change_a_bit(family):
             np.testing.assert_array_equal(*bits)
 
 
+@pytest.mark.thorough
 def test_a_quantized_model_computes_what_its_codes_stand_for():
     model = _random(DECODERS["llama"])
     quantized = apply(model, plan(model, [("**", Spec(weight="int8"))]))

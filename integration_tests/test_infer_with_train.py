@@ -14,6 +14,8 @@ from dovetail_models import gemma3, init, llama, lora, mixtral
 from dovetail_quant import Spec, apply, plan, requantize
 from dovetail_train import Trainer, lm_loss, loglikelihood
 
+pytestmark = pytest.mark.thorough
+
 LENGTH = 32
 SIZES = {"vocab_size": 61, "embed": 32, "depth": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
 CONFIGS = {

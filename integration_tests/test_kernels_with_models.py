@@ -24,6 +24,8 @@ from dovetail_models import Remat, gemma2, gpt_oss, init, kv_bytes, llama
 from dovetail_models.testing import logits
 from dovetail_train import Trainer, lm_loss
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"vocab_size": 53, "embed": 24, "depth": 2, "heads": 4, "mlp": 20}
 HEADS = {**SMALL, "kv_heads": 2, "head_dim": 8}
 LATENT = models.LatentAttention(

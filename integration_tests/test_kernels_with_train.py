@@ -56,6 +56,7 @@ def test_an_estimate_of_an_absent_gpu_has_the_time_and_fit_of_its_own_attention(
     assert needs.model_flops == wanted
 
 
+@pytest.mark.thorough
 def test_devices_of_this_machine_do_not_decide():
     selected, expected = set(), set()
     mesh = make_mesh(devices=jax.devices()[:1])
@@ -66,6 +67,7 @@ def test_devices_of_this_machine_do_not_decide():
     assert selected == expected == {"cudnn"}
 
 
+@pytest.mark.thorough
 def test_other_devices_get_other_kernels():
     residuals = {}
     for device in ("a100-80gb", "v5e", "cpu"):

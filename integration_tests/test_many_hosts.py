@@ -18,6 +18,7 @@ def _steps_as_read(run):
     return [line["step"] for line in runs.load(run).lines if "loss" in line]
 
 
+@pytest.mark.thorough("it kills processes of several hosts")
 @pytest.mark.capability("training on several hosts goes on after a rank is killed")
 def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
     steps, run = 120, tmp_path / "run"

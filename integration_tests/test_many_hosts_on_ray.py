@@ -16,7 +16,7 @@ STORE = {"object_store_memory": 80 * 2**20}
 MARK = "DOVETAIL_TEST_RAY"
 
 # Ray forks to start a node, and JAX, which other tests have imported, warns of forks.
-pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")]
 
 
 @pytest.fixture
@@ -55,6 +55,7 @@ def _of_ours(tmp_path):
     return [words for words in processes if any("dovetail" in word for word in words)]
 
 
+@pytest.mark.thorough("it kills processes of several hosts")
 @pytest.mark.capability("training on Ray goes on after a node is killed")
 def test_a_lost_node_of_ray_is_left_out_and_the_run_is_finished_once(nodes, tmp_path, capsys):
     steps, run = 100, tmp_path / "run"

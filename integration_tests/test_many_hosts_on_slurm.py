@@ -15,6 +15,8 @@ from dovetail_cluster import manifest
 from dovetail_stack import cli, runs
 from train_command import Command, environment, line, losses, started
 
+pytestmark = pytest.mark.thorough
+
 # Becomes the task, with the variables that Slurm gives it.
 SRUN = """#!/bin/sh
 for word; do
@@ -49,6 +51,7 @@ def _steps_as_read(run):
     return [entry["step"] for entry in runs.load(run).lines if "loss" in entry]
 
 
+@pytest.mark.thorough("it kills processes of several hosts")
 @pytest.mark.capability("training in a Slurm allocation goes on after a step is lost")
 def test_a_lost_step_of_slurm_is_replaced_and_the_run_is_finished_once(
     allocation, tmp_path, capsys

@@ -26,6 +26,7 @@ from dovetail_models import load as load_model
 SHAPE = {"vocab_size": 90, "embed": 24, "depth": 2, "heads": 4, "kv_heads": 2}
 
 
+@pytest.mark.thorough
 def test_a_decoder_comes_back_bit_for_bit_and_runs(tmp_path):
     config = llama(**SHAPE, mlp=40)
     model = init(config, seed=0)

@@ -3,8 +3,6 @@
 """The trainer takes every optimizer of dovetail-optim, on one device and on eight alike."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -15,10 +13,13 @@ import pytest
 from flax import nnx
 
 import forced_devices
+import warm_start
 from dovetail_models import init, llama, mixtral
 from dovetail_optim import decay, explain, muon, route, split_master, wsd
 from dovetail_optim.master import join
 from dovetail_train import Precision, Trainer
+
+pytestmark = pytest.mark.thorough
 
 # Pieces of the large arrays of the state. Of three kernels that are split along their inputs: a
 # momentum; M, V and the bases of both sides; codes of two moments. The bases of the outputs have no
@@ -33,17 +34,12 @@ PIECES = {
 
 def _train(*cases):
     program = Path(__file__).parent / "programs" / "optimizers_sharded.py"
-    done = subprocess.run(
-        [sys.executable, str(program), *cases],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([program, *cases], env=forced_devices.environment(8))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("Muon, SOAP and 8-bit states in the trainer on eight devices")
 @pytest.mark.parametrize(
     "cases", [["zero"], pytest.param(["eight", "derived"], marks=pytest.mark.slow)]

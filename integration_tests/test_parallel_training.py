@@ -6,14 +6,15 @@ the mesh. Rows are packed and partly masked, steps accumulated, layers scanned a
 z-loss, the experts' balance, a clipped norm, a guard and averages."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
+
+pytestmark = pytest.mark.thorough
 
 PROGRAM = Path(__file__).parent / "programs" / "parallel.py"
 # Split kernels of layer 0, as the rules place them. A mesh costs some ten CPU seconds, which no
@@ -50,17 +51,12 @@ MIXTRAL_SLOW = {
 
 
 def _run(kind, meshes):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), kind, "one", *meshes],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM, kind, "one", *meshes], env=forced_devices.environment(8))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("training on data, fsdp, tensor, context and expert axes")
 @pytest.mark.parametrize(
     "kind, meshes",

@@ -41,11 +41,13 @@ FAMILIES = {
 TOKENS = np.random.default_rng(0).integers(0, 64, (2, 9), dtype=np.int32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SPECS)
 def test_its_products_pass_the_suite(name):
     check_matmul(KernelsProduct(), SPECS[name])
 
 
+@pytest.mark.thorough
 def test_rounded_activations_pass_it_too():
     for spec in (Spec(act="int8"), Spec(weight="int4", group=32, act="int8")):
         check_matmul(KernelsProduct(act="int8"), spec, rows=(1, 7))
@@ -59,6 +61,7 @@ def test_rounded_activations_pass_it_too():
     assert np.abs(KernelsProduct()(x, prepared) - want).max() > 1e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SPECS)
 def test_one_layout(name, tmp_path):
     """Kernels packs the same bytes from the same codes, and multiplies quant's where they lie."""
@@ -146,6 +149,7 @@ def test_which_product_one_row_gets():
     assert selected == ("native" if WHEEL else "blocks")
 
 
+@pytest.mark.thorough
 def test_a_model_and_its_file(tmp_path):
     """Embedding and head, experts and cache: the same logits as by quant's own products."""
     model = models.init(FAMILIES["mixtral"], seed=0)
@@ -244,6 +248,7 @@ def test_zero_points_outside_of_the_codes():
         assert (np.abs(got - want) <= limit).all()
 
 
+@pytest.mark.thorough
 def test_rows_of_a_table():
     w = jax.random.normal(jax.random.key(0), (32, 7))
     codes = quantize(w, Spec(weight="int4", group=8, symmetric=False))

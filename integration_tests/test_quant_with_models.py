@@ -4,8 +4,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -16,6 +14,7 @@ from flax import nnx
 
 import dovetail_models as models
 import forced_devices
+import warm_start
 from dovetail_models import Experts, Groups, LatentAttention, Rope
 from dovetail_models.families import FAMILIES
 from dovetail_models.shard import WEIGHTS
@@ -187,6 +186,7 @@ def test_embeddings_and_heads_are_those_of_the_configuration(family):
     assert roles["embedding"] <= {"embed", "positions", "types"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gpt2", "gpt_oss", "deepseek_v3"])
 def test_decoding_over_a_cache(family):
     """Learned positions; windows, sinks, experts; and a kernel that is multiplied in parts."""
@@ -223,6 +223,7 @@ def test_scanned_and_recomputed_layers():
         close(jax.jit(answer)(quantized.configure(**options)), want)
 
 
+@pytest.mark.thorough
 def test_layers_that_are_recomputed_are_not_calibrated_in_silence():
     model = random_model(CONFIGS["qwen3"])
     some = plan(model, [("layers.0.**", Spec(weight="int4", group=8, method="gptq"))])
@@ -242,6 +243,7 @@ def test_a_model_that_scans_is_calibrated_as_one_that_does_not():
         np.testing.assert_array_equal(site.codes.qvalue, want.sites[path].codes.qvalue)
 
 
+@pytest.mark.thorough
 def test_an_adapter_on_a_quantized_layer_starts_at_nothing():
     model = random_model(CONFIGS["qwen3"])
     rules = [("**", INT4)]
@@ -256,6 +258,7 @@ def test_an_adapter_on_a_quantized_layer_starts_at_nothing():
         models.lora.merge(quantized)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family, where",
     [("qwen3", None), ("mixtral", ("layers.*.attn.*", "layers.*.mlp.experts.*"))],
@@ -281,6 +284,7 @@ def test_adapters_on_codes_are_removed_and_merged(family, where, tmp_path):
     close(jax.jit(answer)(models.load(tmp_path / "hf")), live)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
 @pytest.mark.parametrize("options", [{}, {"scan": True}], ids=["unrolled", "scanned"])
 def test_rows_choose_adapters_over_codes(family, options):
@@ -319,13 +323,12 @@ def test_what_needs_arrays_refuses_codes(tmp_path):
         answer(quantized.configure(ragged_dot=jax.lax.ragged_dot))
 
 
+@pytest.mark.thorough
 def test_a_mesh_of_eight_devices():
     """The same logits as on one, and codes that lie as their kernels did."""
     program = Path(__file__).parent / "programs" / "quant_sharded.py"
     environment = forced_devices.environment(8)
-    done = subprocess.run(
-        [sys.executable, str(program)], env=environment, capture_output=True, text=True
-    )
+    done = warm_start.run([program], env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["error"] < 1e-5  # of the largest logit: sums in another order

@@ -14,6 +14,8 @@ from dovetail_models import init, llama, mixtral
 from dovetail_quant import Spec, apply, freeze, from_qwix, plan, qat, qt
 from dovetail_train import Trainer, lm_loss
 
+pytestmark = pytest.mark.thorough
+
 SIZES = {"vocab_size": 61, "embed": 32, "depth": 2, "heads": 4, "kv_heads": 2, "mlp": 64}
 FAMILIES = {
     "llama": lambda: llama(**SIZES),
@@ -54,6 +56,7 @@ def losses(model, steps=12, **options):
     return values, trainer.model(state)
 
 
+@pytest.mark.thorough("it trains a decoder")
 @pytest.mark.capability("decoders train with int8 products, forward and backward")
 @pytest.mark.parametrize("family", ["llama", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_a_decoder_trains_with_products_of_codes(family):

@@ -51,6 +51,7 @@ def finished(tmp_path_factory):
     return out, shown.getvalue()
 
 
+@pytest.mark.thorough
 def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished):
     result = json.loads((finished[0] / "result.json").read_text())
     assert result.keys() == KEYS
@@ -99,6 +100,7 @@ def test_completions_were_streamed_and_the_export_is_whole(finished):
     }
 
 
+@pytest.mark.thorough
 def test_json_is_alone_on_standard_output(finished, capfd):
     out, _ = finished
     text = settings.load(out).files.text

@@ -81,6 +81,7 @@ def _weights(out):
     return (out / "hf" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.thorough("it kills processes")
 @pytest.mark.capability("continued and distilled runs, killed and resumed")
 @pytest.mark.parametrize(
     "recipe", ["distil", pytest.param("continue", marks=pytest.mark.slow)], indirect=True

@@ -12,7 +12,7 @@ import pytest
 import rehearse
 import workspace
 
-pytestmark = [pytest.mark.once, pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough, pytest.mark.once, pytest.mark.thorough]
 
 
 def git(root: Path, *line: str) -> str:

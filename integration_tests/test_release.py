@@ -91,6 +91,7 @@ def test_a_native_wheel_has_the_version_of_its_package_which_may_be_named(reposi
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
 def test_the_meta_package_waits_for_every_member_that_it_pins(repository):
     libraries = [f for f in workspace.members(repository) if f != workspace.META]
     done = run(repository, "stack")

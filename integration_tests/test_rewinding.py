@@ -50,6 +50,7 @@ def weights(out):
     return (out / "hf" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_run_goes_back_and_passes_over_the_batches_of_a_spike(finished, copy, capsys):
     assert train(copy, "--leave-out", "14:16") == 1
     refused = capsys.readouterr().err
@@ -70,6 +71,7 @@ def test_a_run_goes_back_and_passes_over_the_batches_of_a_spike(finished, copy, 
     assert left_out(copy) == [[14, 16]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_rewind_that_is_cut_off_is_completed_by_the_next_launch(
     finished, copy, tmp_path, monkeypatch, moment

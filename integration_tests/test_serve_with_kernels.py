@@ -53,6 +53,7 @@ def calls(text):
     return {*re.findall(r"custom_call @([\w$.]+)", text)} - {"shape_assertion"}
 
 
+@pytest.mark.thorough
 def test_a_device_kind_has_programs_of_its_own_in_which_the_kernels_chose_for_it(tmp_path):
     bundle = exported(dtype="float32")
     programs = texts(bundle)
@@ -83,6 +84,7 @@ def causal(q, x):
     return np.einsum("bhts,bshc->bthc", weights / weights.sum(-1, keepdims=True), x)
 
 
+@pytest.mark.thorough
 def test_one_program_serves_all_platforms_without_a_device_kind():
     programs = texts(exported(dtype="float32", platforms=("cpu", "cuda", "tpu")))
     assert programs.keys() == {(("cpu", "cuda", "tpu"), rows) for rows in (1, 4, "symbolic")}
@@ -93,6 +95,7 @@ def test_a_kernel_that_is_compiled_for_the_device_alone_is_refused_by_name():
         exported(dtype="bfloat16")
 
 
+@pytest.mark.thorough
 def test_the_portable_implementation_is_exported_instead():
     programs = texts(exported(dtype="bfloat16", impl="blocked"))
     assert all(calls(text) == set() for text in programs.values())

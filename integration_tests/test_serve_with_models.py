@@ -28,6 +28,8 @@ from dovetail_serve import Tensor, export
 from dovetail_serve.folder import open_bundle
 from dovetail_stack.recipes.products import KernelsProduct
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = Path(__file__).parent / "programs" / "serve_answers.py"
 BATCH_SIZES = (1, 4)
 ROWS = 7  # one batch of 4, and 3 rows with one of padding

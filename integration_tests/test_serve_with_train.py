@@ -128,6 +128,7 @@ async def served(repository, x):
         return answer, server.index(), server.metadata("clusters")
 
 
+@pytest.mark.thorough
 def test_one_digest_from_the_checkpoint_to_the_served_version(trained, run, tmp_path):
     digest = bundle_run(run, tmp_path / "repository/clusters/1", model=outline(), **OPTIONS)
     x = np.random.default_rng(1).standard_normal((6, INPUTS)).astype(np.float32)
@@ -251,6 +252,7 @@ def test_nothing_is_read_for_a_directory_that_exists(run, tmp_path):
         bundle_run(run, tmp_path / "1", model=outline(), **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_a_run_of_dovetail_train_is_bundled_by_the_command(tmp_path, capsys):
     """With averages, as its own export has them."""
     texts, run, out = (tmp_path / name for name in ("texts", "small", "repository/clusters/1"))

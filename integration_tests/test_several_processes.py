@@ -17,6 +17,8 @@ from safetensors.numpy import load_file
 
 import forced_devices
 
+pytestmark = pytest.mark.thorough
+
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 GATED = str(Path(__file__).parent / "programs" / "gated.py")
 STEPS = 8

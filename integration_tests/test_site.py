@@ -101,6 +101,7 @@ def test_a_wrong_name_is_noticed():
     assert "no command" in wrong_command("train sideways", "")
 
 
+@pytest.mark.thorough
 def test_the_program_of_the_landing_page_runs(tmp_path, monkeypatch):
     (program,) = re.findall(
         r"```{code-cell} python\n(.*?)```", (DOCS / "index.md").read_text(), re.S

@@ -3,13 +3,14 @@
 """The step of two families on two slices: collectives along data cross them, and no others do."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import forced_devices
+import warm_start
+
+pytestmark = pytest.mark.thorough
 
 PROGRAM = Path(__file__).parent / "programs" / "two_slices.py"
 # A mixture sorts the tokens of the whole batch by expert, so each device gathers the choices.
@@ -18,13 +19,7 @@ CROSSING = {"llama": {"all-reduce"}, "mixtral": {"all-reduce", "all-gather"}}
 
 @pytest.mark.parametrize("family", CROSSING)
 def test_collectives_of_other_axes_stay_within_a_slice(family):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), family],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM, family], env=forced_devices.environment(8))
     assert done.returncode == 0, done.stderr[-3000:]
     found = [
         (kind, tuple(map(tuple, groups)), far) for kind, groups, far in json.loads(done.stdout)

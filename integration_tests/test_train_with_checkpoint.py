@@ -167,6 +167,7 @@ def test_a_store_without_peek_is_compared_too(tmp_path):
 
 
 # Orbax leaves tasks behind when a load fails.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
 def test_a_damaged_step_is_compared_by_the_description_of_the_one_before(tmp_path, caplog):

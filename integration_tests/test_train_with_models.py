@@ -9,8 +9,6 @@ steps of every family.
 import functools
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -19,6 +17,7 @@ import optax
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_kernels import attention
 from dovetail_models import init, llama, mixtral
 from dovetail_train import OrbaxStore, Precision, Trace, Trainer, lm_loss
@@ -59,6 +58,7 @@ def _batches():
     return packed, apart
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", [None, attention], ids=["default", "kernels"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_packed_documents_train_as_they_would_apart(family, kernel):
@@ -104,6 +104,7 @@ def _want(family):
     return np.stack(wanted)
 
 
+@pytest.mark.thorough
 @biased
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 def test_a_bias_moves_once_per_update_by_the_load_of_the_whole_batch(family, accumulate):
@@ -112,20 +113,16 @@ def test_a_bias_moves_once_per_update_by_the_load_of_the_whole_batch(family, acc
     np.testing.assert_allclose(moved, _want(family), atol=3 * 2**-24)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v3", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_it_moves_alike_on_eight_devices(family):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), family, *MESHES],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM, family, *MESHES], env=forced_devices.environment(8))
     assert done.returncode == 0, done.stderr[-3000:]
     for mesh, moved in json.loads(done.stdout).items():
         np.testing.assert_allclose(moved, _want(family), atol=3 * 2**-24, err_msg=mesh)
 
 
+@pytest.mark.thorough
 def test_a_compute_cast_rounds_no_bias():
     moved = BALANCED["run"]("deepseek_v3", precision=Precision(compute="bfloat16"))
     steps = np.abs(np.diff(moved, axis=0)) / BALANCED["RATE"]
@@ -163,6 +160,7 @@ class Numbered:
         self.next = state["next"]
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_with_its_biases(tmp_path):
     def fitted(steps, store=None):
         model = BALANCED["skewed"]("deepseek_v3")
@@ -174,6 +172,7 @@ def test_a_resumed_run_goes_on_with_its_biases(tmp_path):
     np.testing.assert_array_equal(fitted(6, OrbaxStore(tmp_path)), whole)
 
 
+@pytest.mark.thorough
 @biased
 def test_a_skewed_router_balances_and_one_without_the_update_does_not(family):
     """The largest load over the mean load of 8 experts: 4 if two of them take every token."""
@@ -194,6 +193,7 @@ def test_a_skewed_router_balances_and_one_without_the_update_does_not(family):
 
 
 # jaxlib 0.12 aborts where its warning about the type of the statistics is an error.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_trace_numbers_the_steps_and_names_the_program(tmp_path, family):

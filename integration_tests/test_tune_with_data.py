@@ -59,6 +59,7 @@ def _logps(model, ids, start):
     return z[np.arange(start - 1, len(ids) - 1), ids[start:]].sum()
 
 
+@pytest.mark.thorough
 def test_pairs_of_texts_have_the_loss_of_their_answers(model, tmp_path):
     rows = pairs(_written(tmp_path / "pairs", PAIRS, Preference(Bytes())), length=16)
     data = with_reference(

@@ -73,6 +73,7 @@ def _of_float64_head(model, batch, temperature):
     return np.where(mask, picked, 0), np.where(mask, -(np.exp(log_p) * log_p).sum(-1), 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_are_those_of_the_logits(name, dtype):
@@ -90,6 +91,7 @@ def test_scores_are_those_of_the_logits(name, dtype):
             np.testing.assert_allclose(own, expected, rtol=0, atol=atol, err_msg=who)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_preference_loss_and_its_gradients_do_not_change(name):
     model, batch = _random(CONFIGS[name]), _batch()
@@ -143,6 +145,7 @@ def test_the_step_of_the_accelerator_session_lowers_for_a_gpu_with_cudnn(monkeyp
         assert [x for x in lowered.as_text().splitlines() if call in x and queries in x], call
 
 
+@pytest.mark.thorough
 def test_the_step_of_the_accelerator_session_runs_on_this_cpu(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [str(accelerator_step.ROOT / "scripts" / "accelerator"), STEP])

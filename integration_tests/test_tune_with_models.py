@@ -105,6 +105,7 @@ def test_no_family_is_forgotten():
     assert FAMILIES.keys() - DECODERS.keys() == encoders
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     [*FAST, *(pytest.param(f, marks=pytest.mark.slow) for f in DECODERS if f not in FAST)],
@@ -151,6 +152,7 @@ def adapted():
     return model
 
 
+@pytest.mark.thorough
 def test_adapters_off_is_the_removed_model_a_twin_and_a_field(adapted, batch):
     base = lora.remove(adapted)
     given = {name: x for name, x in batch.items() if name != "ref_logps"}
@@ -174,6 +176,7 @@ def test_adapters_off_is_the_removed_model_a_twin_and_a_field(adapted, batch):
     np.testing.assert_allclose(losses["field"][0], value, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_gradients_reach_the_adapters_alone_and_do_not_depend_on_the_reference(adapted, batch):
     base = lora.remove(adapted)
     given = batch | {"ref_logps": np.asarray(token_logps(base, batch).logprob.sum(1))}

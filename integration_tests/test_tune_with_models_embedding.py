@@ -7,14 +7,13 @@ embeddings and no activations.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import optax
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_train import Trainer
 from dovetail_tune import info_nce, mean_pooled
 
@@ -24,6 +23,7 @@ ROWS, WIDTH = 48, 16  # of the program
 slow = pytest.mark.slow
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("contrastive training of encoders and decoders")
 @pytest.mark.parametrize(
     ("kind", "meshes"),
@@ -35,12 +35,8 @@ slow = pytest.mark.slow
     ],
 )
 def test_steps_do_not_depend_on_chunks_and_devices(kind, meshes):
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), kind, "one", *meshes],
-        env=forced_devices.environment(8, cached=True),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = warm_start.run(
+        [PROGRAM, kind, "one", *meshes], env=forced_devices.environment(8, cached=True)
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(done.stdout)

@@ -54,6 +54,7 @@ def test_adapters_off_is_the_removed_model_a_twin_and_a_field(adapted, batch):
     assert float(off) == float(twin) == float(field)
 
 
+@pytest.mark.thorough
 def test_training_moves_the_adapters_and_no_code(adapted, batch):
     trainer = Trainer(
         optax.adam(1e-2), dpo(reference=AdaptersOff()), trainable=nnx.LoRAParam, accumulate=2

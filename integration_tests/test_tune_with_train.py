@@ -76,6 +76,7 @@ def _alike(got, want, at):
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "losses, meshes",
     [
@@ -116,6 +117,7 @@ def test_microbatches_of_a_loss_over_the_whole_batch_are_refused(name):
         Trainer(optax.sgd(1.0), LOSSES[name].loss(chunks=1), accumulate=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["dpo_twin", "dpo_adapters"])
 def test_the_reference_keeps_its_bits_and_the_rest_is_trained(name):
     case = LOSSES[name]
@@ -135,6 +137,7 @@ def test_the_reference_keeps_its_bits_and_the_rest_is_trained(name):
         assert same == (path not in trained), path
 
 
+@pytest.mark.thorough
 def test_a_killed_run_with_a_stored_reference_resumes_bit_for_bit(tmp_path):
     steps = 5
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -16,6 +16,7 @@ def measured():
     return walk.walk(walk.ROOT)
 
 
+@pytest.mark.thorough
 def test_the_way_is_short(measured):
     """A file more is a file more that each reader opens: put it off the way, or join two."""
     assert measured["files_entered"] <= FILES, "\n".join(measured["entered"])

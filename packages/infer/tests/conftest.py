@@ -7,7 +7,6 @@ import jaxtyping
 # Before the first import of the package, so that every annotation of it is checked.
 jaxtyping.install_import_hook("dovetail_infer", "beartype.beartype")
 
-import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -16,6 +15,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 import forced_devices  # noqa: E402
+import warm_start  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))  # engines.py, for several test files
 
@@ -43,12 +43,8 @@ def on_eight_devices() -> Callable[..., None]:
 
     def run(program: str, *arguments: str) -> None:
         path = Path(__file__).parent / "programs" / program
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(path), *arguments],
-            env=forced_devices.environment(8, cached=True),
-            capture_output=True,
-            text=True,
-            check=False,
+        done = warm_start.run(
+            ["-W", "error", path, *arguments], env=forced_devices.environment(8, cached=True)
         )
         assert done.stdout == "ok\n", done.stderr[-3000:]
 

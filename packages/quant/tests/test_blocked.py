@@ -3,8 +3,6 @@
 """The blocked product: its numbers in many blocks, its temporaries, its gradient."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_quant import layout
 from dovetail_quant.codes import NF4, quantize
 from dovetail_quant.layout import PackedWeights, pack_weights
@@ -114,13 +113,7 @@ def test_a_gradient_in_the_weights_is_refused() -> None:
 
 def test_collectives_are_those_of_the_plain_product() -> None:
     """Without a word of the sharding: XLA gathers what a loop over a sharded axis reads."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([PROGRAM], env=forced_devices.environment(8))
     assert done.returncode == 0, done.stderr
     for name, case in json.loads(done.stdout).items():
         plain, ours = case["plain"], case["quant"]

@@ -3,8 +3,6 @@
 """Quantized modules on eight devices, in a process of their own."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import forced_devices
+import warm_start
 from dovetail_quant.kernel import Axes
 from dovetail_quant.placing import place_of
 
@@ -22,9 +21,7 @@ MESH = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 
 def run(*cases):
     environment = forced_devices.environment(8, cached=True)
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *cases], env=environment, capture_output=True, text=True
-    )
+    done = warm_start.run([PROGRAM, *cases], env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -3,8 +3,6 @@
 """Batch axes, refusals, and eight devices."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_quant.matmul.choose import PRODUCTS
 from dovetail_quant.matmul.rows import check_rows, wide
 from dovetail_quant.spec import Spec
@@ -33,13 +32,7 @@ QUANT = Path(__file__).parents[1]
 def test_eight_devices_give_what_one_gives(name: str) -> None:
     environment = forced_devices.environment(8, cached=True)
     environment["PYTHONPATH"] = f"{QUANT / 'src'}{os.pathsep}{environment['PYTHONPATH']}"
-    done = subprocess.run(
-        [sys.executable, str(QUANT / "tests/programs/products_sharded.py"), name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_start.run([QUANT / "tests/programs/products_sharded.py", name], env=environment)
     assert done.stdout == "ok\n", done.stderr
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+import warm_start
 from dovetail_infer import Sampling, reference
 from dovetail_infer.step import logits, slots
 from dovetail_infer.testing.sampling import CASES, expected
@@ -280,12 +279,8 @@ def test_draws_depend_neither_on_the_default_generator_nor_on_64_bits() -> None:
     program = Path(__file__).parents[1] / "programs" / "draws.py"
     results = []
     for environment in ({}, {"JAX_DEFAULT_PRNG_IMPL": "rbg"}, {"JAX_ENABLE_X64": "1"}):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(program)],
-            env=forced_devices.environment(1) | environment,
-            capture_output=True,
-            text=True,
-            check=False,
+        done = warm_start.run(
+            ["-W", "error", program], env=forced_devices.environment(1) | environment
         )
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(json.loads(done.stdout))

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import changed
+import reach
 import workspace
 
 pytestmark = pytest.mark.once
@@ -53,7 +54,7 @@ def test_the_command_reads_git(repository):
 
 @pytest.fixture(scope="module")
 def base():
-    tree = changed.Tree()
+    tree = reach.Tree()
     return changed.keys(tree), {c.name: c for c in changed.checks(tree)}
 
 
@@ -61,11 +62,11 @@ def base():
 def moved(base, monkeypatch):
     """The checks whose keys change with a file, without those whose input is the repository."""
     keys, checks = base
-    files = len(changed.Tree().files)
+    files = len(reach.Tree().files)
     whole = {name for name, check in checks.items() if len(check.paths) == files}
 
     def of(path="", before="", after="# changed\n"):
-        tree = changed.Tree()
+        tree = reach.Tree()
         if path:
             assert path in tree.files, path
             text = tree.text(path)
@@ -184,13 +185,14 @@ def test_an_interpreter_reaches_its_checks(moved, base, monkeypatch):
     assert {name for name in found if SECOND in name} == found
 
 
+@pytest.mark.costly("it computes all keys")
 def test_the_record_itself_is_no_input(base):
-    assert all(changed.RECORD not in check.paths for check in base[1].values())
+    assert all(reach.RECORD not in check.paths for check in base[1].values())
 
 
 def test_every_check_has_inputs_and_every_edge_a_file(base):
     assert all(check.paths for check in base[1].values())
-    tree = changed.Tree()
+    tree = reach.Tree()
     names = list(base[0])
     for path, patterns in tree.settings["edges"].items():
         assert path in tree.files, path

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-import changed
 import passed
+import reach
 
 pytestmark = pytest.mark.once
 
@@ -36,14 +36,14 @@ def root(tmp_path):
 
 
 def lines(root):
-    return (root / changed.RECORD).read_text().splitlines()
+    return (root / reach.RECORD).read_text().splitlines()
 
 
 def rewrite(root, **values):
     """Gives all records other values."""
     records = [json.loads(line) | values for line in lines(root)]
     text = "".join(json.dumps(record) + "\n" for record in records)
-    (root / changed.RECORD).write_text(text)
+    (root / reach.RECORD).write_text(text)
 
 
 def days_ago(days):
@@ -96,7 +96,7 @@ def test_a_record_counts_for_14_days(whole, days, counts):
 
 def test_without_a_whole_pass_only_the_last_day_counts(whole):
     kept = [line for line in lines(whole) if passed.WHOLE not in line]
-    (whole / changed.RECORD).write_text("\n".join(kept) + "\n")
+    (whole / reach.RECORD).write_text("\n".join(kept) + "\n")
     assert passed.standing(whole, KEYS).passed.keys() == KEYS.keys()
     rewrite(whole, date=days_ago(2))
     known = passed.standing(whole, KEYS)
@@ -130,19 +130,19 @@ def test_a_shallow_clone_has_no_records(whole, tmp_path):
     "damage", ["{", "[]", '{"check": "a"}', "<<<<<<< HEAD", "null", "\udcff", ""]
 )
 def test_a_damaged_file_has_no_records_and_is_mended_by_the_next_pass(whole, damage):
-    file = whole / changed.RECORD
+    file = whole / reach.RECORD
     with file.open("a", encoding="utf-8", errors="surrogateescape") as opened:
         opened.write(f"{damage}\n")
     known = passed.standing(whole, KEYS)
     assert known.passed == {}
-    assert f"line 4 of {changed.RECORD} is no record" in known.reason
+    assert f"line 4 of {reach.RECORD} is no record" in known.reason
     assert passed.close(whole, KEYS)
     assert passed.standing(whole, KEYS).passed.keys() == KEYS.keys()
 
 
 def test_a_missing_file_is_named(root):
     known = passed.standing(root, KEYS)
-    assert (known.passed, known.reason) == ({}, f"{changed.RECORD} is missing or empty")
+    assert (known.passed, known.reason) == ({}, f"{reach.RECORD} is missing or empty")
 
 
 def test_trimming_leaves_the_last_record_of_each_check(whole):

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import changed
 import passed
+import reach
 import suite_plugins
 import suite_times
 import workspace
@@ -241,7 +242,7 @@ def outcomes(result: Result) -> dict[str, float]:
 
 def landing(*, everything: bool) -> list[str]:
     """What must pass before a commit lands. Returns the names of the jobs that failed."""
-    tree = changed.Tree()
+    tree = reach.Tree()
     keys, root = changed.keys(tree), workspace.ROOT
     known = passed.standing(root, keys, everything=everything)
     checks = [check for check in changed.checks(tree) if check.name not in known.passed]
@@ -257,9 +258,9 @@ def landing(*, everything: bool) -> list[str]:
     if blocked:
         print(f"nothing is recorded: {blocked}")
     elif not failed and passed.close(root, keys):
-        print(f"{changed.RECORD}: every check has passed; commit it")
+        print(f"{reach.RECORD}: every check has passed; commit it")
     elif not failed:
-        print(f"{changed.RECORD}: commit it")
+        print(f"{reach.RECORD}: commit it")
     return failed
 
 

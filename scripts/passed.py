@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import changed
+import reach
 
 DAYS = 14
 PASS_DAYS = 1  # runs of one whole pass
@@ -93,7 +93,7 @@ def read(file: Path) -> list[Record]:
             records.append(Record(**json.loads(line)))
             records[-1].days(today())
         except (ValueError, TypeError) as error:
-            raise DamagedError(f"line {number} of {changed.RECORD} is no record: {error}") from None
+            raise DamagedError(f"line {number} of {reach.RECORD} is no record: {error}") from None
     return records
 
 
@@ -105,7 +105,7 @@ def standing(root: Path, keys: Mapping[str, str], *, everything: bool = False) -
         keys: The key of each check.
         everything: Let no record count.
     """
-    file = root / changed.RECORD
+    file = root / reach.RECORD
     try:
         records = read(file)
     except DamagedError as error:
@@ -116,7 +116,7 @@ def standing(root: Path, keys: Mapping[str, str], *, everything: bool = False) -
     whole = max((r for r in known if r.check == WHOLE), key=lambda r: r.date, default=None)
     reason = "it was asked for" if everything else unusable(root)
     if not reason and not records:
-        reason = f"{changed.RECORD} is missing or empty"
+        reason = f"{reach.RECORD} is missing or empty"
     if reason:
         return Standing(reason=reason, whole=whole, costs=costs)
     if whole is None:
@@ -133,7 +133,7 @@ def unusable(root: Path) -> str:
     changes = [
         c
         for c in _git(root, "status", "--porcelain", "--untracked-files=all")
-        if c[3:] != changed.RECORD
+        if c[3:] != reach.RECORD
     ]
     if changes:
         return f"the tree is dirty, so its files are those of no commit: {', '.join(changes[:3])}"
@@ -155,13 +155,13 @@ def add(root: Path, passed: Mapping[str, float], keys: Mapping[str, str]) -> Non
         for c, cpu_s in passed.items()
     ]
     text = "".join(json.dumps(dataclasses.asdict(line)) + "\n" for line in lines)
-    with (root / changed.RECORD).open("a", encoding="utf-8") as file:
+    with (root / reach.RECORD).open("a", encoding="utf-8") as file:
         file.write(text)  # small, so that two processes do not mix their lines
 
 
 def trim(root: Path) -> None:
     """Leaves the last record of each check; drops damaged lines and records that are too old."""
-    file = root / changed.RECORD
+    file = root / reach.RECORD
     if not file.exists():
         return
     newest: dict[str, str] = {}
@@ -184,7 +184,7 @@ def close(root: Path, keys: Mapping[str, str]) -> bool:
         Whether a whole pass was recorded.
     """
     trim(root)
-    recent = {r.check for r in read(root / changed.RECORD) if _is_of_pass(r, keys)}
+    recent = {r.check for r in read(root / reach.RECORD) if _is_of_pass(r, keys)}
     complete = keys.keys() <= recent
     if complete:
         add(root, {WHOLE: 0.0}, {})

@@ -12,6 +12,8 @@ from dovetail_quant.kernel import Kernel
 from dovetail_stack.recipes import adapters
 from dovetail_stack.recipes.record_options import Adapting
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = np.random.default_rng(0).integers(0, 288, (2, 9)).astype(np.int32)
 
 

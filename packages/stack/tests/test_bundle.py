@@ -49,6 +49,7 @@ def same(found, wanted):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_directory_becomes_a_bundle_that_says_what_it_was_made_from(bert, tmp_path):
     digest = bundle_encoder(bert, tmp_path / "bert/1", length=7, **SMALL)
     assert verify(tmp_path / "bert/1").digest == digest
@@ -64,12 +65,14 @@ def test_a_directory_becomes_a_bundle_that_says_what_it_was_made_from(bert, tmp_
     assert manifest.provenance == {"source": "mini-bert", "files": f"sha256:{files}"}
 
 
+@pytest.mark.thorough
 def test_weights_in_another_dtype(bert, tmp_path):
     bundle_encoder(bert, tmp_path / "1", dtype="bfloat16", **SMALL)
     weights = load(tmp_path / "1", verify="files").manifest.weights
     assert {entry.dtype for entry in weights.values()} == {"bfloat16"}
 
 
+@pytest.mark.thorough
 def test_a_quantized_decoder_scores_as_it_does(tmp_path, randomised):
     config = models.llama(vocab_size=V, kv_heads=1, head_dim=8, max_length=16, **TOWER)
     model = randomised(models.init(config, seed=2), 0)
@@ -91,6 +94,7 @@ def test_a_quantized_decoder_scores_as_it_does(tmp_path, randomised):
         bundle_encoder(tmp_path / "small", tmp_path / "2", length=T, dtype="bfloat16", **SMALL)
 
 
+@pytest.mark.thorough
 def test_experts_multiply_their_own_tokens_alone(tmp_path):
     config = models.mixtral(
         vocab_size=V, kv_heads=1, head_dim=8, experts=3, top_k=2, max_length=16, **TOWER
@@ -124,6 +128,7 @@ def run(bert, tmp_path):
     return tmp_path / "run", trained
 
 
+@pytest.mark.thorough
 def test_the_newest_step_of_a_run(run, bert, tmp_path):
     root, trained = run
     bundle_run(root, tmp_path / "1", model=models.abstract(bert), **SMALL)
@@ -137,6 +142,7 @@ def test_the_newest_step_of_a_run(run, bert, tmp_path):
     }
 
 
+@pytest.mark.thorough
 def test_an_earlier_step_and_another_call(run, bert, tmp_path):
     root, trained = run
     options = {"step": 3, "serve": lambda model: servable(model, length=5, pooling="mean")}

@@ -47,6 +47,7 @@ def printed(capsys, *line):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.thorough
 def test_a_directory_is_exported_and_answers(exported, vit):
     images = np.random.default_rng(0).standard_normal((3, 8, 8, 3), np.float32)
     wanted = models.load_encoder(vit)(images)
@@ -56,6 +57,7 @@ def test_a_directory_is_exported_and_answers(exported, vit):
     )
 
 
+@pytest.mark.thorough
 def test_the_export_says_what_it_wrote(capsys, vit, tmp_path):
     line = ["bundle", "export", str(vit), "--batch-sizes", "2", "--platforms", "cpu", "--out"]
     said = printed(capsys, *line, str(tmp_path / "1"), "--json")
@@ -72,6 +74,7 @@ def test_the_export_says_what_it_wrote(capsys, vit, tmp_path):
     assert progress == f"Reading {vit}, and exporting it for cpu.\n"
 
 
+@pytest.mark.thorough
 def test_the_actions_of_the_library_take_what_was_exported(capsys, exported):
     shown = printed(capsys, "bundle", "inspect", str(exported), "--json")
     assert shown["digest"] == load(exported, verify="none").digest
@@ -81,6 +84,7 @@ def test_the_actions_of_the_library_take_what_was_exported(capsys, exported):
     capsys.readouterr()
 
 
+@pytest.mark.thorough
 def test_a_damaged_bundle_ends_with_3_and_the_name_of_the_file(capsys, exported, tmp_path):
     copy = tmp_path / "1"
     subprocess.run(["cp", "-r", str(exported), str(copy)], check=True)
@@ -161,6 +165,7 @@ def embed_run(tmp_path, randomised):
     return written
 
 
+@pytest.mark.thorough
 def test_an_embed_run_answers_as_its_loss_had_it(embed_run, tmp_path):
     """BERT has a pooler, which that loss leaves as it was."""
     shape = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24}
@@ -177,6 +182,7 @@ def test_an_embed_run_answers_as_its_loss_had_it(embed_run, tmp_path):
         np.testing.assert_allclose(found, pooled / np.linalg.norm(pooled), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_an_embed_run_of_a_decoder_is_refused(capsys, embed_run, tmp_path):
     shape = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24, "kv_heads": 1, "head_dim": 8}
     run, _ = embed_run(models.llama(vocab_size=29, max_length=16, **shape))
@@ -195,6 +201,7 @@ def test_choices_and_defaults_are_those_of_the_recipe():
     assert args.platforms == bundle.PLATFORMS
 
 
+@pytest.mark.thorough
 def test_a_bundle_is_inspected_where_the_model_libraries_cannot_be_imported(exported, tmp_path):
     for name in ("flax", "dovetail_models"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('absent')")

@@ -31,6 +31,7 @@ def test_the_default_rate_is_lower_and_ten_times_that_for_adapters():
         Tuning(lora_rank=-1)
 
 
+@pytest.mark.thorough
 def test_adapters_are_on_every_matrix_of_the_layers_and_change_nothing_yet(source):
     model = start(source, Tuning(**BATCHING, lora_rank=2))
     names = {".".join(path.split(".")[2:]) for path in lora.adapters(model)}
@@ -39,6 +40,7 @@ def test_adapters_are_on_every_matrix_of_the_layers_and_change_nothing_yet(sourc
     np.testing.assert_array_equal(model(TOKENS), load(source)(TOKENS))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank, launches", [(0, (3,)), (2, (2, 3))])
 def test_what_is_trained_and_saved_is_everything_or_the_adapters(
     source, rows, leaves, tmp_path, rank, launches
@@ -60,6 +62,7 @@ def test_what_is_trained_and_saved_is_everything_or_the_adapters(
     assert not [name for name in saved["train"] if name.startswith("frozen/")]
 
 
+@pytest.mark.thorough
 def test_a_base_that_changed_since_the_run_began_is_refused(source, rows, tmp_path):
     from dovetail_models import save
 
@@ -81,6 +84,7 @@ def copied(source, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied):
     train_bpe(["some text of other words " * 40], copied / "tokenizer.json", vocab_size=270)
     config, tokenizer = opened(copied, length=LENGTH)

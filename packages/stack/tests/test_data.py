@@ -73,6 +73,7 @@ def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_workers(here):
     line = [
         "-m",
@@ -89,6 +90,7 @@ def test_workers(here):
     assert len(Corpus(here / "c")) == 2
 
 
+@pytest.mark.thorough("processes of several hosts")
 @pytest.mark.capability("dovetail data write on many hosts")
 def test_hosts_write_the_same_corpus_and_leave_nothing_behind(here):
     """Only the summary is printed to standard output. The local Ray is gone afterwards."""

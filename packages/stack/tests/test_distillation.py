@@ -66,6 +66,7 @@ def _by_hand(pair, batch):
 
 
 # A chunk is of positions over all rows: 3 rows make pieces of 13, 5 (the last one filled) and 1.
+@pytest.mark.thorough("it compiles two decoders")
 @pytest.mark.capability("distillation")
 @pytest.mark.parametrize("chunk", [1024, 15, 1])
 def test_both_terms_are_those_of_float64(pair, batch, chunk):
@@ -78,12 +79,14 @@ def test_both_terms_are_those_of_float64(pair, batch, chunk):
         assert float(count) == batch["mask"].sum()
 
 
+@pytest.mark.thorough
 def test_a_teacher_that_is_the_student_teaches_nothing(pair, batch):
     twin = DecoderTwin(pair.trained, nnx.clone(pair.trained))
     total, _ = gkd(nll=True, temperature=T)(twin, batch, key=None)["kl"]
     assert abs(float(total)) < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk", [1024, 15])
 def test_the_gradient_of_the_head_is_its_closed_form(pair, batch, chunk):
     alpha, loss = 0.3, gkd(nll=True, temperature=T, chunk=chunk)
@@ -110,6 +113,7 @@ def test_the_gradient_of_the_head_is_its_closed_form(pair, batch, chunk):
     assert all(np.any(leaf) for leaf in jax.tree.leaves(got["trained"]["layers"][0]))
 
 
+@pytest.mark.thorough
 def test_no_logits_of_all_positions_exist_at_once(pair, batch):
     graphdef, params = nnx.split(pair)
     program = {}
@@ -125,6 +129,7 @@ def test_no_logits_of_all_positions_exist_at_once(pair, batch):
     assert whole not in program[15]
 
 
+@pytest.mark.thorough
 def test_microbatches_of_ragged_masks_give_the_step_of_the_whole(pair, batch):
     doubled = {name: np.concatenate([x, x[::-1]]) for name, x in batch.items()}
     found = []
@@ -145,6 +150,7 @@ def test_microbatches_of_ragged_masks_give_the_step_of_the_whole(pair, batch):
     assert found[0] == pytest.approx(found[1], rel=2e-5)
 
 
+@pytest.mark.thorough
 def test_a_target_outside_the_vocabulary_that_counts_is_not_a_number(pair, batch):
     for wrong in (VOCAB, -1):
         targets = np.where(batch["mask"] > 0, wrong, 0)
@@ -152,6 +158,7 @@ def test_a_target_outside_the_vocabulary_that_counts_is_not_a_number(pair, batch
         assert np.isnan(terms["nll"][0])
 
 
+@pytest.mark.thorough
 def test_two_vocabularies_are_refused_with_both_sizes(pair, batch):
     other = init(llama(vocab_size=41, embed=12, depth=1, heads=2, mlp=20), seed=0)
     with pytest.raises(ValueError, match="one vocabulary, got 37 and 41 ids; make the student"):
@@ -164,6 +171,7 @@ def test_options_out_of_range_are_refused(options):
         Distillation(teacher="t", **options)
 
 
+@pytest.mark.thorough
 def test_the_experts_of_a_student_are_balanced_as_in_pretraining(pair, batch, randomised):
     sizes = {"embed": 12, "depth": 2, "heads": 2, "mlp": 8, "experts": 3, "top_k": 1}
     student = randomised(init(mixtral(vocab_size=VOCAB, **sizes), seed=0), 0)
@@ -181,6 +189,7 @@ def test_the_experts_of_a_student_are_balanced_as_in_pretraining(pair, batch, ra
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), terms, plain)
 
 
+@pytest.mark.thorough
 def test_a_mixture_learns_from_a_teacher(source, rows, tmp_path):
     sizes = {"experts": 2, "active_experts": 1, "expert_mlp": 8}
     shape = Shape(family="mixtral", embed=8, depth=1, heads=2, **sizes)
@@ -196,6 +205,7 @@ def test_a_mixture_learns_from_a_teacher(source, rows, tmp_path):
     assert not result.interrupted
 
 
+@pytest.mark.thorough
 def test_a_planner_can_recompute_the_students_layers_alone(pair, batch):
     other = pair.configure(scan=True, remat=True)
     assert (other.trained.scan, other.frozen.scan) == (True, False)
@@ -206,6 +216,7 @@ def test_a_planner_can_recompute_the_students_layers_alone(pair, batch):
     np.testing.assert_allclose(terms[1], terms[0], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_no_teacher(source, rows, leaves, tmp_path):
     shape = Shape(embed=12, depth=1, heads=2, kv_heads=1, mlp=20)
     student = config_for(shape, Pretrained(source), length=LENGTH)

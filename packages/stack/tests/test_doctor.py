@@ -69,6 +69,7 @@ def _doctor(*options, **environment):
     )
 
 
+@pytest.mark.thorough
 def test_the_command_lists_devices_and_returns_0_where_all_is_well():
     done = _doctor(JAX_PLATFORMS="cpu", PATH="")
     assert done.returncode == 0, done.stdout
@@ -76,6 +77,7 @@ def test_the_command_lists_devices_and_returns_0_where_all_is_well():
     assert "!!" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_backend_that_does_not_start_is_a_finding():
     done = _doctor(JAX_PLATFORMS="no_such_backend")
     assert done.returncode == 1
@@ -97,6 +99,7 @@ def test_a_gpu_that_jax_does_not_use_is_a_finding(tmp_path):
     assert "'jax[cuda13]==" in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_command_works_where_a_library_cannot_be_imported(tmp_path):
     (tmp_path / "flax.py").write_text("raise ImportError('broken')")
     done = _doctor(JAX_PLATFORMS="cpu", PATH="", PYTHONPATH=str(tmp_path))

@@ -46,6 +46,7 @@ def argmaxes(model, prompt, count, *, length=128):
     return row[0, len(prompt) : len(prompt) + count].tolist()
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("generating text by the command")
 def test_greedy_equals_the_argmax_of_a_full_forward_pass(model, opened):
     prompt = [256, *np.random.default_rng(0).integers(0, 256, 60).tolist()]
@@ -55,6 +56,7 @@ def test_greedy_equals_the_argmax_of_a_full_forward_pass(model, opened):
     assert len(set(completion.tokens.tolist())) > 3
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("generating text by the command")
 def test_samples_follow_the_tempered_nucleus(model, opened):
     ids = [256, 65, 66]
@@ -82,6 +84,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
         engine(init(config, seed=0), tokenizer=Bytes())
 
 
+@pytest.mark.thorough
 def test_a_model_with_learned_positions_ends_at_the_last():
     config = gpt2(vocab_size=258, embed=16, depth=1, heads=2, mlp=16, max_length=9)
     model = init(config, seed=0)
@@ -102,6 +105,7 @@ def test_a_model_with_learned_positions_ends_at_the_last():
 MIXTURES = {"mixtral": ({}, ()), "deepseek_v3": ({"mlp": 32}, ("--float", "**.kv_b"))}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", MIXTURES)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_directory_has_its_tokenizer_and_its_products(
@@ -132,6 +136,7 @@ def test_a_directory_has_its_tokenizer_and_its_products(
     assert bool(calls) == (not quantized)
 
 
+@pytest.mark.thorough
 def test_a_sampler_ends_at_the_stop_and_repeats_its_draws(opened):
     sample = sampler(opened, seed=5)
     prompts = [[256, 65, 66], [256, 67]]

@@ -17,6 +17,7 @@ def _estimated(capsys, tmp_path, *line):
     return code, capsys.readouterr()
 
 
+@pytest.mark.thorough("a process that compiles for absent devices")
 @pytest.mark.capability("a step compiled for an absent accelerator")
 def test_a_step_is_compiled_for_its_devices(capsys, tmp_path):
     line = ("--fsdp", "2", "--estimate", "CPU x 2", "--compile", "--json")
@@ -31,6 +32,7 @@ def test_a_step_is_compiled_for_its_devices(capsys, tmp_path):
     assert program["argument_bytes"] == pytest.approx(arguments, rel=0.01)
 
 
+@pytest.mark.thorough
 def test_devices_are_named_with_their_sizes_without_a_compiler_too(capsys, tmp_path):
     line = ("--data", "2", "--fsdp", "16", "--global-batch", "32")
     target = ("--estimate", "TPU v5e:4x4 x 2", "--dcn-bytes-per-s", "1e9", "--json")

@@ -11,6 +11,8 @@ from dovetail_data import Bytes, Text, text, write
 from dovetail_models import init, llama
 from dovetail_stack.recipes.evaluation import bits_per_byte
 
+pytestmark = pytest.mark.thorough
+
 TEXTS = ["a", "héllo wörld", "x" * 40]
 
 

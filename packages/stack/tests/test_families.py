@@ -116,6 +116,7 @@ def test_muon_gets_the_matrices_of_the_layers_and_adam_the_rest(name):
     assert {len(row.shape) for row in rows if row.path in matrices} <= {2, 3}
 
 
+@pytest.mark.thorough("a run of the command for each family")
 @pytest.mark.capability("pretraining of every family of decoders")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_family_trains_and_its_export_generates(name, rows, source, tmp_path, capsys):
@@ -239,6 +240,7 @@ def test_experts_divide_among_their_devices():
         families.check_experts(tiny("mixtral", experts=6), ways=4)
 
 
+@pytest.mark.thorough
 def test_the_experts_of_a_single_device_are_multiplied_by_the_kernels():
     from dovetail_kernels import grouped_matmul
     from dovetail_models.layers.experts import ExpertLinear

@@ -18,6 +18,7 @@ from dovetail_train import lm_loss
 STEPS_S = (50.0, 3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds, steps", [(38.0, 10), (0.1, 1)])
 def test_the_steps_of_a_time_are_those_of_the_median_step(
     rows, source, monkeypatch, seconds, steps

@@ -64,6 +64,7 @@ def test_flags_are_the_options_of_sampling():
     assert (options["ignore_eos"], options["top_k"], options["min_p"]) == (True, 4, 0.1)
 
 
+@pytest.mark.thorough("it compiles an engine")
 @pytest.mark.capability("generating text by the command")
 def test_a_file_has_the_results_of_its_lines_in_their_order(whole, source, capsys):
     results = [json.loads(line) for line in whole.splitlines()]
@@ -81,6 +82,7 @@ def test_a_file_has_the_results_of_its_lines_in_their_order(whole, source, capsy
     assert alone.items() <= results[12].items()
 
 
+@pytest.mark.thorough
 def test_a_finished_file_is_not_written_again(whole, source, file, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out.jsonl"
     out.write_bytes(whole)
@@ -91,6 +93,7 @@ def test_a_finished_file_is_not_written_again(whole, source, file, tmp_path, cap
     assert out.read_bytes() == whole
 
 
+@pytest.mark.thorough
 def test_a_resumed_command_generates_what_is_missing(whole, source, file, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     out.write_bytes(whole[: len(whole) // 2])
@@ -103,6 +106,7 @@ def test_a_resumed_command_generates_what_is_missing(whole, source, file, tmp_pa
     assert out.read_bytes() == whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [("--top-k", "5"), ("--seed", "4"), ("--invariant",)])
 def test_other_options_are_refused(change, whole, source, file, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
@@ -140,6 +144,7 @@ def test_a_file_of_prompts_and_one_of_results_go_together(line, capsys):
     assert "--prompts FILE and --out FILE go together" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_an_error_is_written_and_told_and_the_others_go_on(source, tmp_path, capsys):
     model, tokenizer = untie(load(source)), Pretrained(source)
     (broken,) = tokenizer.encode(["@"])[0].ids.tolist()

@@ -23,6 +23,7 @@ def directory(tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_a_decoder_is_told_from_its_headers(directory):
     found = inspect(directory)
     matrices = 3 * (12 * 6 * (4 + 2 + 2 + 4) + 3 * 12 * 20) + 2 * 40 * 12
@@ -40,6 +41,7 @@ def test_a_decoder_is_told_from_its_headers(directory):
     assert "layers.{0..2}.attn.q.kernel" in text
 
 
+@pytest.mark.thorough
 def test_it_is_json_too(directory):
     found = json.loads(json.dumps(inspect(directory, mesh=parse_mesh("fsdp=2,tensor=2")).json()))
     assert found["family"] == "llama"
@@ -61,6 +63,7 @@ def test_settings_tell_what_is_not_as_usual():
     assert found["1 layers"].endswith("mlp=Mlp(hidden=20), norms=sandwich)")
 
 
+@pytest.mark.thorough
 def test_an_encoder(tmp_path):
     config = bert(vocab_size=40, embed=12, depth=1, heads=2, mlp=20, max_length=16)
     save(init(config, seed=0), tmp_path / "bert")

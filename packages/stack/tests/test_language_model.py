@@ -22,6 +22,7 @@ def model():
     return init(config_for(shape, Bytes(), length=16), seed=0)
 
 
+@pytest.mark.thorough
 def test_the_schedule_warms_up_linearly_and_decays_along_a_cosine():
     rate = recipe.schedule(0.5, steps=STEPS)
     assert float(rate(0)) == 0.0
@@ -33,6 +34,7 @@ def test_the_schedule_warms_up_linearly_and_decays_along_a_cosine():
     assert np.isfinite(float(recipe.schedule(0.5, steps=1)(1)))
 
 
+@pytest.mark.thorough
 def test_muon_turns_the_kernels_of_the_layers_and_adam_the_rest(model):
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     generator = np.random.default_rng(0)
@@ -72,6 +74,7 @@ def test_the_step_lowers_for_accelerators(model, platform):
     assert "stablehlo.dot_general" in lowered.as_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("the pretraining step of the recipes")
 def test_clipping_bounds_the_gradient_that_the_optimizer_sees():
     params = {"embed": np.ones((3, 2), np.float32), "layers": {"kernel": np.ones((3, 2), "f4")}}

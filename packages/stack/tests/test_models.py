@@ -34,6 +34,7 @@ def test_inspect(directory, capsys):
     assert json.loads(capsys.readouterr().out)["cost"]["length"] == 8
 
 
+@pytest.mark.thorough
 def test_convert_casts_and_cuts_into_files(directory, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
     line = ["models", "convert", str(directory), "--out", str(out), "--dtype", "bfloat16"]
@@ -72,6 +73,7 @@ def test_convert_refuses_what_is_there(directory, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_convert_leaves_nothing(directory, tmp_path, capsys, monkeypatch):
     sync, synced = os.fsync, []
 
@@ -99,6 +101,7 @@ def test_an_interrupted_convert_leaves_nothing(directory, tmp_path, capsys, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_diff(directory, tmp_path, capsys):
     assert cli.main(["models", "diff", str(directory), str(directory)]) == 0
     assert capsys.readouterr().out == "30 parameters with equal values\n"

@@ -35,6 +35,7 @@ def test_rows_are_the_texts_of_each_record_with_begin_and_end(rows, talker):
     assert rows.fill == pytest.approx(rows.tokens / (6 * 12))
 
 
+@pytest.mark.thorough
 def test_equal_texts_are_no_negatives_of_each_other(talker, tmp_path):
     texts = [("red", "blue"), ("green", "blue"), ("two", "one"), ("one", "red red")]
     lines = "".join(f'{{"q": "{q}", "p": "{p}"}}\n' for q, p in texts)

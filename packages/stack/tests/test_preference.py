@@ -71,6 +71,7 @@ def test_every_kind_of_dpo_has_its_options():
         loss_of(Preferring(kind="exo_pair"), tuning=Adapting())
 
 
+@pytest.mark.thorough
 def test_the_field_is_the_log_probability_of_the_model_and_is_not_computed_twice(
     talker, rows, batch, logps, tmp_path
 ):
@@ -113,6 +114,7 @@ CASES = {
 SLOW = ("frozen", "codes", "kto")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
@@ -155,6 +157,7 @@ def test_losses_without_a_reference_take_plain_rows(talker, rows, tmp_path):
     assert FIELD not in recipe.fields
 
 
+@pytest.mark.thorough
 def test_a_field_in_bfloat16_is_that_of_the_policy_before_its_first_step(talker, rows, tmp_path):
     tuning = Adapting(**OPTIONS, precision="bfloat16")
     recipe = preferring_recipe(talker, Preferring(), tuning=tuning)
@@ -167,6 +170,7 @@ def test_a_field_in_bfloat16_is_that_of_the_policy_before_its_first_step(talker,
     assert _losses(tmp_path)[0]["loss/kl"] == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_unpaired_losses_of_pairs_do_not_depend_on_microbatches(talker, rows, tmp_path):
     preferring = Preferring(loss="kto", kind="apo_zero_unpaired")
     losses = []
@@ -179,6 +183,7 @@ def test_unpaired_losses_of_pairs_do_not_depend_on_microbatches(talker, rows, tm
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)  # float32 sums in another order
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_resumes_to_the_same_bits(talker, rows, tmp_path):
     tuning = Adapting(**OPTIONS, learning_rate=0.02)
     recipe = preferring_recipe(talker, Preferring(), tuning=tuning)

@@ -63,6 +63,7 @@ def logits(model):
     return np.asarray(jax.jit(lambda m: m(TOKENS))(model))
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("quantizing a directory by the command")
 def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     out = tmp_path / "out"
@@ -82,6 +83,7 @@ def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     np.testing.assert_array_equal(logits(quantization.load(out)), logits(want))
 
 
+@pytest.mark.thorough("a run of the command")
 @pytest.mark.capability("quantizing a directory by the command")
 def test_the_directory_holds_the_model_that_was_measured(gptq, directory):
     found, model = quantization.load(gptq), load(directory)
@@ -102,6 +104,7 @@ def test_the_directory_holds_the_model_that_was_measured(gptq, directory):
     assert report["bytes_before"] == 4 * (floats + codes)
 
 
+@pytest.mark.thorough
 def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, tmp_path):
     report = json.loads((gptq / "report.json").read_text())
     rows = quantization.read_rows(
@@ -153,6 +156,7 @@ def test_no_more_files_are_read_than_the_rows_need(tmp_path):
     assert quantization._enough(files, 50) != files[: len(quantization._enough(files, 50))]
 
 
+@pytest.mark.thorough
 def test_generate_takes_it(gptq, capsys):
     assert cli.main(["generate", str(gptq), "--prompt", "a", "--max-tokens", "3"]) == 0
     text = capsys.readouterr().out
@@ -163,6 +167,7 @@ def test_generate_takes_it(gptq, capsys):
     assert printed["prompt"] + printed["text"] + "\n" == text
 
 
+@pytest.mark.thorough
 def test_other_dtypes_come_back(directory, tmp_path):
     """bfloat16 kernels beside a float32 norm, and positions that stay float."""
     config = gpt2(vocab_size=20, embed=16, depth=1, heads=2, mlp=16, max_length=8)
@@ -184,6 +189,7 @@ def test_other_dtypes_come_back(directory, tmp_path):
     assert not (tmp_path / "mixed").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -222,6 +228,7 @@ def test_a_method_without_text_is_refused_before_anything_is_read(directory, tmp
     assert "read:" not in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path, capsys):
     new = str(tmp_path / "new")
     for line, command in (
@@ -244,6 +251,7 @@ def test_what_is_there_stays(directory, tmp_path, capsys):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_an_interrupted_write_leaves_nothing(directory, tmp_path, capsys, monkeypatch):
     def interrupt(handle):
         raise KeyboardInterrupt

@@ -29,6 +29,7 @@ def _rank(tmp_path, **values):
     return ranks.rank(Context(0, 1, 0), values, tmp_path / "run", ["train"], {}, 60.0)
 
 
+@pytest.mark.thorough
 def test_a_refusal_is_returned_with_its_message_and_exit_code(tmp_path):
     refused = _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
     assert refused["exit_code"] == 1

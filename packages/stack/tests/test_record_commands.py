@@ -38,6 +38,7 @@ def tuned(talker, chats, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.thorough
 def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker):
     base, merged = load(talker), load(tuned / "hf")
     adapted = lora.load_peft(base, tuned / "peft")
@@ -51,6 +52,7 @@ def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker):
     assert (tuned / "hf" / "chat_template.jinja").read_text().startswith("{% for m in messages %}<")
 
 
+@pytest.mark.thorough
 def test_answers_to_held_out_prompts_are_those_of_the_model_before_and_after(tuned, talker, chats):
     lines = _jsonl(tuned / "samples.jsonl")
     assert [line["step"] for line in lines] == [0, 0, 3, 3]
@@ -69,6 +71,7 @@ def _messages(file):
     return [record["messages"] for record in _jsonl(file)]
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_its_records_and_measures_those_held_out(tuned, chats):
     run = settings.load(tuned)
     assert (run.examples.records, run.training.lora_rank) == ((str(chats),), 2)
@@ -77,11 +80,13 @@ def test_a_run_keeps_its_records_and_measures_those_held_out(tuned, chats):
     assert measured[-1]["eval/loss"] < measured[0]["eval/loss"]
 
 
+@pytest.mark.thorough
 def test_a_finished_run_belongs_to_its_recipe(tuned, talker, capsys):
     assert _train("prefer", "--out", tuned, "--records", "x", "--model", talker) == 1
     assert "holds a run of the recipe chat, got prefer" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("recipe", ["chat", "prefer", "reward"])
 def test_a_check_shows_rows_and_totals_and_writes_nothing(
     talker, chats, preferred, tmp_path, monkeypatch, capsys, recipe
@@ -112,6 +117,7 @@ def test_a_check_shows_rows_and_totals_and_writes_nothing(
     assert f"{totals['trained_tokens']:,} trained" in shown
 
 
+@pytest.mark.thorough
 def test_bad_records_are_refused_by_file_and_line(talker, chats, tmp_path, capsys):
     lines = chats.read_text().splitlines()
     alone = json.dumps({"messages": [{"role": "user", "content": "and?"}]})
@@ -146,6 +152,7 @@ def test_a_record_that_does_not_fit_a_row_is_refused_by_file_and_line(
     assert _train(*line[:-2], needed, "--check") == 0
 
 
+@pytest.mark.thorough
 def test_a_kto_run_measures_held_out_pairs_with_answers_of_other_rows(talker, preferred, tmp_path):
     line = ("prefer", "--model", talker, "--records", preferred, "--out", tmp_path / "run")
     options = ("--loss", "kto", "--lora-rank", "2", "--prompts", "0", "--held-out", "0.2")
@@ -174,6 +181,7 @@ def test_what_a_new_run_lacks_is_said(options, wanted, tmp_path, capsys):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.thorough
 def test_a_model_or_records_that_do_not_fit_leave_no_run_behind(talker, chats, tmp_path, capsys):
     plain = tmp_path / "plain"
     shutil.copytree(talker, plain)
@@ -191,6 +199,7 @@ def test_a_model_or_records_that_do_not_fit_leave_no_run_behind(talker, chats, t
         assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "line",
     [
@@ -232,6 +241,7 @@ def sentences(tmp_path_factory):
     return folder / "hf", file
 
 
+@pytest.mark.thorough
 def test_an_embed_run_learns_and_exports_an_encoder(sentences, tmp_path, capsys):
     from dovetail_models import load_encoder
 
@@ -253,6 +263,7 @@ def test_an_embed_run_learns_and_exports_an_encoder(sentences, tmp_path, capsys)
     assert np.abs(np.asarray(before - after)).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_an_embed_run_over_microbatches_is_refused(sentences, tmp_path, capsys):
     model, file = sentences
     line = ("embed", "--model", model, "--records", file, "--out", tmp_path / "r")
@@ -262,6 +273,7 @@ def test_an_embed_run_over_microbatches_is_refused(sentences, tmp_path, capsys):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.thorough
 def test_a_text_that_is_missing_is_named(sentences, tmp_path, capsys):
     model, file = sentences
     line = ("embed", "--model", model, "--records", file, "--length", "16", "--check")

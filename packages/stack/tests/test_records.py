@@ -153,6 +153,7 @@ def test_the_longest_record_is_named_whatever_its_side(tmp_path, on):
         check_fit(corpora, sides, length=51, positions=99, targets=False)
 
 
+@pytest.mark.thorough
 def test_parquet_and_compressed_files_have_the_same_records(tmp_path):
     import gzip
 

@@ -31,6 +31,7 @@ def test_results_are_lines_with_index_and_digest(tmp_path):
     assert fill(file) == []
 
 
+@pytest.mark.thorough
 def test_a_writer_killed_at_any_byte_leaves_a_file_that_resumes_to_the_same(tmp_path):
     file = tmp_path / "out.jsonl"
     fill(file)

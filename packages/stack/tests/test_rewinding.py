@@ -44,6 +44,7 @@ def fresh(recipe, rows, tmp_path_factory):
     return trained(recipe, rows, tmp_path_factory.mktemp("fresh"), leave_out=[range(7, 9)])
 
 
+@pytest.mark.thorough("several runs of the command")
 @pytest.mark.capability("a run rewinds and leaves out batches, as if it had never had them")
 def test_a_rewound_run_is_bit_equal_to_one_that_never_had_the_batches(
     recipe, rows, tmp_path, fresh
@@ -59,6 +60,7 @@ def test_a_rewound_run_is_bit_equal_to_one_that_never_had_the_batches(
     assert any((one != other).any() for one, other in zip(after, whole, strict=True))
 
 
+@pytest.mark.thorough
 def test_a_state_of_left_out_batches_is_refused_until_the_run_goes_back(recipe, rows, tmp_path):
     trained(recipe, rows, tmp_path)
     with pytest.raises(ValueError, match="of the same leave_out"):

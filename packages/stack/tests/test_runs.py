@@ -255,6 +255,7 @@ def test_a_log_without_numbers_is_no_failure(tmp_path, capsys):
     assert "0/9" in _printed(capsys, "list", run)
 
 
+@pytest.mark.thorough
 def test_no_action_imports_jax(folder):
     program = (
         "import sys; from dovetail_stack import cli; cli.main(sys.argv[1:]); "

@@ -25,6 +25,7 @@ def model():
     return init(llama(vocab_size=Bytes().vocab_size, **SIZES), seed=0)
 
 
+@pytest.mark.thorough
 def test_it_writes_the_greedy_text_of_the_weights_of_each_step(model, tmp_path):
     tokenizer, file = Bytes(), tmp_path / "samples.jsonl"
     trainer = Trainer(optax.sgd(0.1), lm_loss())
@@ -47,6 +48,7 @@ def test_it_writes_the_greedy_text_of_the_weights_of_each_step(model, tmp_path):
     assert len({line["text"] for line in lines}) > 1
 
 
+@pytest.mark.thorough
 def test_one_engine_serves_all_samples_without_a_compilation(model, tmp_path):
     trainer = Trainer(optax.sgd(0.1), lm_loss())
     state = trainer.init(model)
@@ -68,6 +70,7 @@ def test_one_engine_serves_all_samples_without_a_compilation(model, tmp_path):
     assert compilations == []
 
 
+@pytest.mark.thorough
 def test_of_a_larger_module_the_decoder_writes(model, tmp_path):
     class Holder(nnx.Module):
         def __init__(self, inner):
@@ -80,6 +83,7 @@ def test_of_a_larger_module_the_decoder_writes(model, tmp_path):
     assert json.loads((tmp_path / "s").read_text(encoding="utf-8"))["prompt"] == "a"
 
 
+@pytest.mark.thorough
 def test_weights_that_are_not_finite_end_the_run(model, tmp_path):
     trainer = Trainer(optax.sgd(0.1), lm_loss())
     state = trainer.init(model)

@@ -93,6 +93,7 @@ def same(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("pooling", "mode"),
     [
@@ -111,6 +112,7 @@ def test_embeddings_are_those_that_the_modules_define(
     same(embeddings(tmp_path / "1"), defined(bert, mode=mode, normalize=normalize))
 
 
+@pytest.mark.thorough
 def test_modules_are_found_at_their_paths(written, bert, tmp_path):
     """Of a later release, too, and where the Transformer has a directory of its own."""
     listed = modules("Transformer", transformer="0_Transformer")
@@ -121,6 +123,7 @@ def test_modules_are_found_at_their_paths(written, bert, tmp_path):
     same(embeddings(tmp_path / "1"), defined(bert, mode="first", normalize=True))
 
 
+@pytest.mark.thorough
 def test_a_pooling_that_is_given_replaces_the_pooling_alone(written, bert, tmp_path):
     """Also one that has no counterpart; and the norm stays 1."""
     folder = written(*modules("Transformer", "Pooling", "Normalize"), pooling=keys("max_tokens"))
@@ -128,6 +131,7 @@ def test_a_pooling_that_is_given_replaces_the_pooling_alone(written, bert, tmp_p
     same(embeddings(tmp_path / "1"), defined(bert, mode="last", normalize=True))
 
 
+@pytest.mark.thorough
 def test_files_of_the_modules_are_digested(written, tmp_path):
     folder = written(
         *modules("Transformer", "Pooling", transformer="0_BERT"), pooling=keys("cls_token")
@@ -143,6 +147,7 @@ def test_files_of_the_modules_are_digested(written, tmp_path):
     assert load(tmp_path / "1").manifest.provenance["files"] == f"sha256:{files}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -170,6 +175,7 @@ def test_a_module_of_other_code_is_refused_by_its_whole_name(written):
         follow(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("pooling", "message"),
     [
@@ -247,6 +253,7 @@ def test_a_decoder_of_embeddings_is_refused(written, randomised):
         follow(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stated", "length"), [({"max_seq_length": 4}, 4), ({"max_seq_length": 99}, T), ({}, T)]
 )
@@ -257,6 +264,7 @@ def test_rows_have_as_many_tokens_as_the_directory_says(written, tmp_path, state
     assert load(tmp_path / "m/1").signature.inputs["tokens"].shape == ("batch", length)
 
 
+@pytest.mark.thorough
 def test_an_option_for_the_length_replaces_that_of_the_directory(written, tmp_path):
     folder = written(*modules("Transformer", "Pooling"), pooling=keys("mean_tokens"))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')

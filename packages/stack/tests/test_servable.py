@@ -62,6 +62,7 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_images_with_labels_have_logits_and_others_features(model):
     ready = servable(model("vit"), seed=3)
     (images,) = ready.example.values()
@@ -74,6 +75,7 @@ def test_images_with_labels_have_logits_and_others_features(model):
     close(answer(ready)["features"], wanted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pooling", [None, "model", "mean", "first", "last"])
 def test_texts_are_pooled_by_the_model_or_over_the_mask(model, pooling):
     ready = servable(model("bert"), length=7, pooling=pooling)
@@ -98,6 +100,7 @@ def test_an_embedding_of_norm_1(model):
     close(answer(ready)["embedding"], plain / lengths(plain))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tower", ["images", "text"])
 def test_a_tower_has_its_own_weights_and_embeddings_of_norm_1(model, tower):
     both = model("siglip")
@@ -109,6 +112,7 @@ def test_a_tower_has_its_own_weights_and_embeddings_of_norm_1(model, tower):
     assert ready.inputs.keys() == {"images" if tower == "images" else "tokens"}
 
 
+@pytest.mark.thorough
 def test_towers_alone_are_not_normalised(model):
     for name in ("siglip text", "siglip vision"):
         ready = servable(model(name))
@@ -118,6 +122,7 @@ def test_towers_alone_are_not_normalised(model):
         assert np.abs(lengths(wanted) - 1).min() > 1e-2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attend", [None, attention])
 def test_a_decoder_scores_each_token_after_the_first(model, attend):
     ready = servable(model("llama"), length=T, attention=attend)
@@ -130,6 +135,7 @@ def test_a_decoder_scores_each_token_after_the_first(model, attend):
     close(answer(ready)["logps"], wanted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_an_encoder_takes_another_attention(model, name):
     calls = []
@@ -172,6 +178,7 @@ def test_an_option_that_is_missing_or_of_no_use_is_refused(model, name, options,
         servable(model(name), **options)
 
 
+@pytest.mark.thorough
 def test_pooling_by_a_model_without_a_pooler_is_refused():
     config = models.bert(vocab_size=V, max_length=T, pooler=False, **TOWER)
     encoder = models.init(config, seed=0)

@@ -197,6 +197,7 @@ def _launched(run, *options, recipe=("pretrain",)):
     return code, lines[-2].get("changes")
 
 
+@pytest.mark.thorough
 def test_a_run_is_extended_and_its_record_says_by_what(capsys, begun):
     line = ("--steps", "9")
     assert _launched(begun, *line, recipe=()) == (1, {"steps": [4, 9]})
@@ -304,6 +305,7 @@ def test_an_unknown_device_is_refused_in_the_words_of_the_command(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_an_estimate_that_does_not_fit_names_the_options_that_do(capsys, tmp_path):
     code, printed = _estimated(capsys, tmp_path, *LARGE, "--estimate", "V5E", "--json")
     assert code == 0
@@ -327,6 +329,7 @@ def test_an_estimate_that_does_not_fit_names_the_options_that_do(capsys, tmp_pat
     assert f"  total               {needs / 2**20:>14,.1f} MiB\n" in printed.out
 
 
+@pytest.mark.thorough
 def test_given_rates_of_a_device_are_those_of_the_estimate(capsys, tmp_path):
     rates = ("--peak-flops", "2e9", "--memory-bytes-per-s", "5e6")
     code, printed = _estimated(capsys, tmp_path, *LARGE, "--estimate", "cpu", *rates)
@@ -340,6 +343,7 @@ def test_given_rates_of_a_device_are_those_of_the_estimate(capsys, tmp_path):
     assert "got --peak-flops 1e+09 without one: add --estimate KIND" in printed.err
 
 
+@pytest.mark.thorough
 def test_slices_of_absent_devices_are_priced(capsys, tmp_path):
     line = (*LARGE, "--data", "2", "--fsdp", "4", "--dcn", "data=2", "--estimate", "v5e")
     code, printed = _estimated(capsys, tmp_path, *line, "--dcn-bytes-per-s", "1e6", "--json")

@@ -36,6 +36,7 @@ def _settings(tmp_path, text):
     return str(path)
 
 
+@pytest.mark.thorough
 def test_a_settings_file_and_typed_options_make_a_run(capsys, tmp_path, texts, stopped):
     text = f'recipe = "pretrain"\n[files]\ntext = "{texts}"\n[shape]\ndepth = 3\nembed = 8\n'
     file = _settings(tmp_path, text)

@@ -34,6 +34,7 @@ def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_pr
     ]
 
 
+@pytest.mark.thorough
 def test_what_fails_on_one_process_is_an_error_of_all_at_once(tmp_path, run_program):
     assert sorted(run_program("divided.py", tmp_path).splitlines()) == [
         "0: restored 1; raised RuntimeError: every process must succeed, got process=1 with "

@@ -35,6 +35,7 @@ def wheres(directory, *, quick=False):
     return [problem.where for problem in checksums.check(directory, quick=quick)]
 
 
+@pytest.mark.thorough
 def test_sha256sum_reads_the_checksums(hashed):
     lines = (hashed / "SHA256SUMS").read_text().splitlines()
     want = hashlib.sha256(b"{}").hexdigest()
@@ -87,6 +88,7 @@ def test_checksums_without_digests_is_compared_by_sha256(hashed):
     assert wheres(hashed, quick=True) == ["item/d/large"]
 
 
+@pytest.mark.thorough
 def test_any_flipped_bit_of_the_checksums_is_found(hashed):
     good = (hashed / "SHA256SUMS").read_bytes()
     unnoticed = []
@@ -99,6 +101,7 @@ def test_any_flipped_bit_of_the_checksums_is_found(hashed):
     assert unnoticed == []
 
 
+@pytest.mark.thorough
 def test_any_cut_of_the_checksums_is_found(hashed):
     good = (hashed / "SHA256SUMS").read_bytes()
     unnoticed = []
@@ -130,6 +133,7 @@ def swap(data, rng):
     data[a : a + 512], data[b : b + 512] = data[b : b + 512], data[a : a + 512]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("harm", [flip, zero, cut, lengthen, swap])
 def test_any_harm_to_a_large_file_is_found_by_its_digest(hashed, harm):
     path, rng = hashed / "item" / "d" / "large", random.Random(4)

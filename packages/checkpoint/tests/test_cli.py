@@ -97,6 +97,7 @@ def sizes(run):
     ]
 
 
+@pytest.mark.thorough
 def test_inspect(run, command):
     old, new = sizes(run)
     code, out, err = command("inspect", "run")
@@ -141,6 +142,7 @@ def test_inspect_as_json(run, command):
     }
 
 
+@pytest.mark.thorough
 def test_diff(run, command):
     code, out, err = command("diff", "run/2", "run/10")
     assert (code, err) == (1, "")
@@ -175,6 +177,7 @@ def test_verify(run, command):
     assert found["problems"][0]["where"] == "model/_METADATA"
 
 
+@pytest.mark.thorough
 def test_convert_there_and_back(run, command):
     code, out, err = command("convert", "run/2", "--out", "hf", "--format", "safetensors", *STACK)
     assert (code, out, err) == (0, "", "")
@@ -193,6 +196,7 @@ def test_convert_there_and_back(run, command):
     assert json.loads(leaves[1])["leaves"][-1].startswith("layers.1.w ")
 
 
+@pytest.mark.thorough
 def test_a_dry_run_prints_the_mapping_and_writes_nothing(run, command):
     shutil.rmtree(run / "2" / "model" / "d")
     rules = [*STACK, "--cast", "embed", "float32", "--split", "embed", "a=1,b=3", "1"]
@@ -209,6 +213,7 @@ def test_a_dry_run_prints_the_mapping_and_writes_nothing(run, command):
     assert os.listdir(run.parent) == ["run"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "argv, message",
     [
@@ -235,6 +240,7 @@ def test_what_cannot_be_done_is_one_message_and_code_1(run, command, argv, messa
     assert "Traceback" not in err
 
 
+@pytest.mark.thorough
 def test_damage_met_on_the_way_is_code_3_and_named(run, command):
     command("convert", "run/2", "--out", "hf", "--format", "safetensors")
     flip(run.parent / "hf" / "model.safetensors")
@@ -244,12 +250,14 @@ def test_damage_met_on_the_way_is_code_3_and_named(run, command):
     assert sorted(os.listdir(run.parent)) == ["hf", "run"]
 
 
+@pytest.mark.thorough
 def test_debug_shows_the_trace_before_the_action_or_after(run):
     for argv in (["--debug", "inspect", "nowhere"], ["inspect", "nowhere", "--debug"]):
         with pytest.raises(ValueError, match="there must be a checkpoint"):
             cli.main(argv)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "argv, message",
     [
@@ -269,6 +277,7 @@ def test_a_wrong_line_is_code_2(command, argv, message):
     assert message in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("action", [[], ["inspect"], ["diff"], ["verify"], ["convert"]])
 def test_help_says_what_the_exit_codes_mean(command, action):
     code, out, err = command(*action, "--help")
@@ -276,6 +285,7 @@ def test_help_says_what_the_exit_codes_mean(command, action):
     assert out.endswith(EXIT_CODES)
 
 
+@pytest.mark.thorough
 def test_an_interrupt_is_code_130(run, command, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -289,6 +299,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.thorough
 def test_a_terminal_shows_progress_and_is_left_clean(run, monkeypatch, capsys):
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -314,6 +325,7 @@ def test_the_line_counts_and_goes_away_on_an_error():
     )
 
 
+@pytest.mark.thorough
 def test_as_a_program(run):
     flip(run / "10" / "model" / "manifest.ocdbt")
     done = subprocess.run(

@@ -22,6 +22,7 @@ def run(tmp_path, training_state, position):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_plain_orbax_reads_every_item(run, training_state, position, assert_same):
     with ocp.training.Checkpointer(str(run)) as checkpointer:
         assert [info.step for info in checkpointer.checkpoints] == [4]

@@ -72,6 +72,7 @@ def orbax_alone(path, item):
     return ocp.load_checkpointables(str(path))[item]
 
 
+@pytest.mark.thorough
 def test_safetensors_to_orbax_stacked_and_back_is_byte_identical(foreign, tmp_path):
     convert(foreign, tmp_path / "run", format="orbax", rules=STACK)
     assert str(verify(tmp_path / "run")) == "step 0 is verified"
@@ -101,6 +102,7 @@ def test_a_step_to_safetensors_in_several_files(run, tmp_path):
         np.testing.assert_array_equal(found[name], x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["v0", "v1"])
 def test_plain_orbax_of_both_versions_gains_digests(version, tmp_path):
     tree = {**model(), "key": jax.random.key(4), "n": 5, "name": "text"}
@@ -123,6 +125,7 @@ def test_every_kind_of_leaf_goes_from_store_to_store(run, tmp_path):
     assert [step.items for step in inspect(tmp_path / "run").steps] == [("train",)]
 
 
+@pytest.mark.thorough
 def test_keys_with_slashes_and_trees_of_one_leaf_survive(tmp_path):
     tree = {"a/b": {"c~": np.arange(3)}, "d": np.arange(2)}
     with Store(tmp_path / "run") as store:

@@ -17,6 +17,7 @@ ALL_PHASES = ["compile", "warm-up", "evaluation", "train step", "between steps",
 KILLED_IN = ["any moment", "writing", "committed", "hashing", "deleting"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "phases", [["compile", "evaluation", "save"], pytest.param(ALL_PHASES, marks=pytest.mark.slow)]
 )
@@ -35,6 +36,7 @@ def check_kills(run_program, root, kills, seed):
     assert lines == [f"{aim}: {kills // 5}" for aim in KILLED_IN]
 
 
+@pytest.mark.thorough("it kills processes")
 @pytest.mark.capability("a kill at any point of a save")
 def test_killed_at_any_point_the_newest_committed_step_is_whole(tmp_path, run_program):
     check_kills(run_program, tmp_path, 10, seed=0)
@@ -69,6 +71,7 @@ def test_a_full_disk_loses_nothing(tmp_path, run_program, disk, fills):
     assert ended["not committed"] >= fills // 2, ended
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_for_the_seal_is_an_error_and_the_step_stays(tmp_path, run_program):
     assert filled(run_program, tmp_path, 1, "checksums") == {"committed, no checksums": 1}
 
@@ -79,6 +82,7 @@ def counts(run_program, *args):
     return {name: int(count) for name, count in (line.rsplit(": ", 1) for line in lines)}
 
 
+@pytest.mark.thorough
 def test_old_steps_that_cannot_be_deleted_never_end_a_run(tmp_path, run_program):
     ended = counts(run_program, "undeleted.py", tmp_path / "run", 20, 0)
     assert ended.pop("wrong") == 0
@@ -86,12 +90,14 @@ def test_old_steps_that_cannot_be_deleted_never_end_a_run(tmp_path, run_program)
     assert min(ended.values()) >= 2, ended
 
 
+@pytest.mark.thorough
 def test_a_reader_beside_a_writer_gets_whole_steps(tmp_path, run_program):
     ended = counts(run_program, "beside.py", tmp_path, 20)
     del ended["listed again"]
     assert ended == {"whole": 20, "wrong": 0, "called damaged": 0}
 
 
+@pytest.mark.thorough
 def test_of_two_writers_one_is_refused_and_follows_the_other(tmp_path, run_program):
     assert counts(run_program, "two_writers.py", tmp_path, 20, 0) == {
         "taken over from a closed store": 16,
@@ -99,6 +105,7 @@ def test_of_two_writers_one_is_refused_and_follows_the_other(tmp_path, run_progr
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [None, 7])
 def test_a_step_that_is_deleted_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, step):
     """A run with Retention(latest=1) commits step 8 and deletes step 7 under the reader."""
@@ -140,6 +147,7 @@ def test_steps_that_are_deleted_faster_than_read_are_an_error(tmp_path, monkeypa
         Store(tmp_path).restore(item=x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("depth", [400, 990, 100_000])
 @pytest.mark.parametrize("name", ["dovetail/data.json", "data/data.json", "_CHECKPOINT_METADATA"])
 def test_a_record_that_is_nested_too_deeply_is_damaged(tmp_path, position, name, depth):
@@ -156,6 +164,7 @@ def test_a_record_that_is_nested_too_deeply_is_damaged(tmp_path, position, name,
         store.save(3, metrics={"loss": 2.0}, item=jnp.ones(3))
 
 
+@pytest.mark.thorough
 def test_a_directory_that_may_not_be_read_falls_back(tmp_path, monkeypatch):
     """As root every directory may be read, so the system's answer is put in its place."""
     x = jnp.ones(3)

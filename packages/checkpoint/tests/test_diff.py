@@ -69,6 +69,7 @@ def exported(run, tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_one_changed_element_is_found_by_digests_alone(run, tmp_path):
     for step in "12":  # only the manifests are left
         shutil.copytree(run / step, tmp_path / step)

@@ -111,6 +111,7 @@ def test_numbers_and_keys():
     }
 
 
+@pytest.mark.thorough
 def test_inside_jit_is_the_same():
     tree = {"a": jnp.arange(15.0).reshape(3, 5), "b": [jnp.arange(4)]}
     traced, plain = jax.jit(digest)(tree), digest(tree)
@@ -186,6 +187,7 @@ def test_over_several_devices_many_bytes_of_a_shape_compile_once(rows):
     assert _device_sums._cache_size() - before == (2 * values.nbytes >= _HOST_BYTES)
 
 
+@pytest.mark.thorough
 def test_a_leaf_may_be_donated_or_changed_before_its_digest_is_known():
     # Also leaves so large that reading them takes longer than the calls that follow.
     step = jax.jit(jnp.negative, donate_argnums=0)

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.thorough
 def test_a_script_without_close_commits_its_save_or_says_what_is_lost(tmp_path, run_program):
     lines = run_program("exits.py", tmp_path).splitlines()
     said = f"ERROR:dovetail_checkpoint.writer:{tmp_path}"

@@ -79,6 +79,7 @@ def digests(directory) -> dict[str, str | None]:
     return {name: leaf.digest for name, leaf in TensorReader(directory).leaves.items()}
 
 
+@pytest.mark.thorough
 def test_all_leaves_as_they_lie(saved, tmp_path):
     export_safetensors(saved / "1", tmp_path / "out", metadata={"licence": "mine"})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
@@ -164,6 +165,7 @@ def test_unstacked_and_stacked_again_is_byte_identical(saved, tmp_path):
     assert second == (tmp_path / "first" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.thorough
 def test_an_export_is_loaded_into_a_target(saved, tmp_path):
     rules = [only("layers.**"), unstack("layers.**", "layers.#.**")]
     export_safetensors(saved / "1", tmp_path / "out", rules=rules, file_bytes=200)

@@ -122,6 +122,7 @@ def test_a_dict_returns_into_an_object(run):
     assert numbers.state == NUMBERS
 
 
+@pytest.mark.thorough
 def test_a_dict_of_v1_returns_into_a_dict(tmp_path):
     v1_function(tmp_path)
     target = {"lr": 0.0, "name": "", "sizes": [0, 0], "nested": {"on": False}}
@@ -175,6 +176,7 @@ def test_a_target_that_differs_is_the_users_error(one_run, targets, message):
     assert next(one_run.iterdir()).name == "ckpt_5"
 
 
+@pytest.mark.thorough
 def test_one_tree_without_a_name_has_any_name(tmp_path, assert_same):
     v0.PyTreeCheckpointer().save(tmp_path / "7", model())
     step, items = Store(tmp_path).restore(state=model())
@@ -184,6 +186,7 @@ def test_one_tree_without_a_name_has_any_name(tmp_path, assert_same):
         Store(tmp_path).restore(state={})
 
 
+@pytest.mark.thorough
 def test_a_step_that_cannot_be_read_is_refused_and_kept(tmp_path):
     large = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(90, 50)), jnp.float32)}
     ocp.save_checkpointables(str(tmp_path / "5"), {"model": large})
@@ -199,6 +202,7 @@ def test_a_step_that_cannot_be_read_is_refused_and_kept(tmp_path):
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.thorough
 def test_a_step_whose_metadata_is_lost_is_refused_and_kept(tmp_path):
     v1_function(tmp_path)
     (tmp_path / "5" / "model" / "_METADATA").write_text("{")
@@ -209,6 +213,7 @@ def test_a_step_whose_metadata_is_lost_is_refused_and_kept(tmp_path):
     assert (tmp_path / "5").is_dir()
 
 
+@pytest.mark.thorough
 def test_a_directory_that_is_no_checkpoint_is_refused_and_kept(tmp_path):
     (tmp_path / "2024").mkdir()
     (tmp_path / "2024" / "notes").write_text("mine")
@@ -222,6 +227,7 @@ def test_a_directory_that_is_no_checkpoint_is_refused_and_kept(tmp_path):
     assert (tmp_path / "2024" / "notes").read_text() == "mine"
 
 
+@pytest.mark.thorough
 def test_retention_deletes_no_step_of_others(tmp_path):
     v0_with_prefix(tmp_path)
     ocp.save_checkpointables(str(tmp_path / "6"), {"model": model()})
@@ -232,6 +238,7 @@ def test_retention_deletes_no_step_of_others(tmp_path):
         assert [step.step for step in store.steps()] == [5, 6, 8]
 
 
+@pytest.mark.thorough
 def test_a_store_goes_on_from_a_step_of_others(tmp_path, assert_same):
     v0_with_prefix(tmp_path)
     with Store(tmp_path) as store:
@@ -243,12 +250,14 @@ def test_a_store_goes_on_from_a_step_of_others(tmp_path, assert_same):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["6", "ckpt_5", "dovetail-run.json"]
 
 
+@pytest.mark.thorough
 def test_always_refuses_them_without_a_word_of_damage(tmp_path):
     v1_function(tmp_path)
     with pytest.raises(RuntimeError, match=r"step 5 is refused: .*verify='always'"):
         Store(tmp_path, verify="always").restore(model=model())
 
 
+@pytest.mark.thorough
 def test_an_item_that_only_orbax_reads_is_shown_as_such(tmp_path):
     with v0.CheckpointManager(tmp_path, item_names=("key", "model")) as manager:
         manager.save(

@@ -92,6 +92,7 @@ def abstract(tree):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("group_bytes", [1, 150, 1 << 30])
 def test_rules_give_on_the_device_what_numpy_gives(step, group_bytes):
     want = turned()
@@ -141,6 +142,7 @@ def test_a_part_by_pattern(step, assert_same):
     assert_same(found, {"layers": {"1": state["layers"][1]}})
 
 
+@pytest.mark.thorough
 def test_what_is_not_wanted_is_not_read(tmp_path):
     big = {"big": jnp.ones((512, 512)), "small": jnp.arange(3.0)}
     with Store(tmp_path, checksums=False) as store:
@@ -214,6 +216,7 @@ def test_a_truncated_file_is_damage(tmp_path):
         load(tmp_path / "1", {"a": abstract(values)})
 
 
+@pytest.mark.thorough
 def test_a_mesh_of_devices(run_program, tmp_path):
     assert run_program("relayout.py", tmp_path, devices=8).splitlines() == [
         "stacked and turned, on 4x2 devices",
@@ -223,6 +226,7 @@ def test_a_mesh_of_devices(run_program, tmp_path):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is read from /proc")
 def test_memory_peaks_at_the_result_and_one_group(run_program, tmp_path):
     # A group is two leaves here. At times one more lies in a reference cycle of Orbax's until the

@@ -173,6 +173,7 @@ def test_of_two_that_take_over_at_once_one_wins(tmp_path, held, monkeypatch):
     faster.release()
 
 
+@pytest.mark.thorough
 def test_of_many_at_once_one_holds(tmp_path):
     for _ in range(20):
         locks = [WriterLock(tmp_path) for _ in range(8)]

@@ -77,6 +77,7 @@ def hex_digest(leaf):
     return f"{int(x):08x}{int(y):08x}"
 
 
+@pytest.mark.thorough
 def test_a_run_is_its_steps(run):
     found = inspect(run)
     assert isinstance(found, Run)
@@ -162,6 +163,7 @@ def test_plain_orbax_has_names_and_no_digests(tmp_path):
 
 
 # Orbax leaves tasks behind when a read fails; they are collected here, and not in a later test.
+@pytest.mark.thorough
 def test_plain_orbax_whose_database_is_lost_is_damage_not_an_empty_tree(tmp_path):
     ocp.save_checkpointables(str(tmp_path / "5"), {"model": plain()})
     delete_data(tmp_path / "5")

@@ -24,6 +24,7 @@ def test_metrics_are_kept_with_the_step(tmp_path):
         ]
 
 
+@pytest.mark.thorough
 def test_a_store_keeps_the_best_step(tmp_path):
     with Store(tmp_path, retention=Retention(latest=1, best=Best("loss", mode="min"))) as store:
         for step, loss in enumerate([0.5, 0.25, 0.75, 0.5]):

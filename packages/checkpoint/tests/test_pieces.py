@@ -67,6 +67,7 @@ def chain(draw):
     return leaf, array
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_chain_of_operations_is_what_numpy_makes_of_the_arrays(data):

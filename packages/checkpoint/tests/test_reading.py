@@ -109,6 +109,7 @@ def files(root):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compress", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_flipped_bit_in_any_file_is_found(run, compress):
     rng = random.Random(1)
@@ -123,6 +124,7 @@ def test_a_flipped_bit_in_any_file_is_found(run, compress):
             assert report.steps[0].problems, name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compress", [False, True])
 def test_without_a_seal_no_flip_gives_wrong_values(run, compress):
     """What leaf digests alone promise: the right values, or the step before."""
@@ -184,6 +186,7 @@ def swap(path, other):
     other.write_bytes(held)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("harm", [truncate, zero, remove, swap])
 def test_other_damage_to_any_file_is_found(run, harm):
     root = run(False, True)
@@ -214,6 +217,7 @@ def large_file(root):
     return max((root / "2" / "item").rglob("d/*"), key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.thorough
 def test_restore_compares_a_large_file_by_its_digest_and_verify_by_sha256(large_original, tmp_path):
     root = shutil.copytree(large_original[0], tmp_path / "run")
     sha256 = hashlib.sha256(large_file(root).read_bytes()).hexdigest()
@@ -227,6 +231,7 @@ def test_restore_compares_a_large_file_by_its_digest_and_verify_by_sha256(large_
     assert [step.verified for step in verify(root).steps] == [False, True]
 
 
+@pytest.mark.thorough
 def test_flips_in_a_large_file_are_found_wherever_they_are(large_original, tmp_path):
     root, rng = shutil.copytree(large_original[0], tmp_path / "run"), random.Random(6)
     path, store = large_file(root), Store(root)
@@ -240,6 +245,7 @@ def test_flips_in_a_large_file_are_found_wherever_they_are(large_original, tmp_p
         assert path.relative_to(root / "2").as_posix() in wheres
 
 
+@pytest.mark.thorough
 def test_a_step_cannot_take_the_place_of_another(run):
     # Both are intact and hashed; the leaves are those of step 1 under the checksums of step 2.
     root = run(False, True)
@@ -249,6 +255,7 @@ def test_a_step_cannot_take_the_place_of_another(run):
     assert restored(root)[0] == 1
 
 
+@pytest.mark.thorough
 def test_a_lost_record_is_damage_not_a_plain_step(run):
     for hashed in (True, False):
         root = run(False, hashed)
@@ -258,6 +265,7 @@ def test_a_lost_record_is_damage_not_a_plain_step(run):
         assert report.steps[0].problems[0].where == "dovetail"
 
 
+@pytest.mark.thorough
 def test_a_record_of_another_format_is_refused(run):
     from dovetail_checkpoint.manifest import json_sha256
 
@@ -279,6 +287,7 @@ def test_a_fault_that_is_no_damage_is_raised(run, monkeypatch):
         restored(run(False, True))
 
 
+@pytest.mark.thorough
 def test_verify_reads_all_of_a_run_or_one_step(run):
     root = run(False, True)
     assert str(verify(root)) == "step 2 is verified\nstep 1 is verified"
@@ -300,6 +309,7 @@ def test_verify_of_every_kind_of_leaf(tmp_path, training_state, position):
     assert str(verify(tmp_path)) == "step 1 is verified"
 
 
+@pytest.mark.thorough
 def test_items_are_read_in_one_order_in_every_process(tmp_path):
     names = [f"item{i}" for i in range(9)]
     with Store(tmp_path) as store:

@@ -98,6 +98,7 @@ saves_of_a_run = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(saves_of_a_run, rules)
 def test_what_goes_is_what_the_rule_says(saves, rule):
@@ -112,6 +113,7 @@ def test_what_goes_is_what_the_rule_says(saves, rule):
     assert not good or max(good) not in doomed
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(saves_of_a_run, rules)
 def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule):

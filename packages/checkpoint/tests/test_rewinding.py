@@ -41,6 +41,7 @@ def test_rewinding_to_the_newest_step_changes_nothing(tmp_path):
     assert sorted(os.listdir(root)) == before
 
 
+@pytest.mark.thorough
 def test_retention_leaves_what_was_set_aside(tmp_path):
     root = saved(tmp_path / "run", (1, 2, 3))
     aside = rewind(root, 1)
@@ -89,6 +90,7 @@ def test_a_root_that_another_process_writes_to_is_not_rewound(tmp_path):
     assert len(rewind(root, 1)) == 2  # the lock of a process that has ended is stale
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_a_rewind_that_is_killed_leaves_a_run_and_is_done_by_the_next(tmp_path, renames):
     root = saved(tmp_path / "run", (1, 2, 3, 4))

@@ -57,6 +57,7 @@ leaves_strategy = st.dictionaries(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=40)
 @given(leaves_strategy, st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3))
 def test_decode_gives_what_was_encoded(leaves, metadata):
@@ -67,6 +68,7 @@ def test_decode_gives_what_was_encoded(leaves, metadata):
     assert again.metadata.items() >= {**metadata}.items()
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=30)
 @given(leaves_strategy, st.data())
 def test_a_changed_header_is_never_read_as_another(leaves, data):
@@ -89,6 +91,7 @@ def test_a_changed_header_is_never_read_as_another(leaves, data):
     assert found.sha256 == header.sha256
 
 
+@pytest.mark.thorough
 def test_flipped_bits_all_over_a_header_are_found(tmp_path):
     text, _ = encode(LEAVES, metadata={"user": "text"}, digests=dict.fromkeys(LEAVES, "0123" * 4))
     path = tmp_path / "model.safetensors"
@@ -188,6 +191,7 @@ def test_a_wrong_header_is_refused(header, message):
         decode(data, file_bytes=len(data) + 8)
 
 
+@pytest.mark.thorough
 def test_a_repeated_name_is_found_in_linear_time():
     names = [f'"{i}": 0' for i in range(200_000)]
     data = header_of("{" + ", ".join([*names, names[-1]]) + "}")

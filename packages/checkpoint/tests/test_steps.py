@@ -101,6 +101,7 @@ def replace(run, other, draw):
 FAULTS = [rename, copy, swap, link, replace]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_a_step_under_another_name_is_refused_by_name(run, other, seed):
     wrong = FAULTS[seed % len(FAULTS)](run, other, random.Random(seed))
@@ -117,6 +118,7 @@ def test_a_step_under_another_name_is_refused_by_name(run, other, seed):
     assert {step.step for step in inspect(run).steps if step.misplaced} == wrong
 
 
+@pytest.mark.thorough
 def test_every_reader_says_so(run, capsys, caplog):
     shutil.copytree(run / "20", run / "40")
     assert main(["verify", str(run)]) == 3
@@ -193,6 +195,7 @@ def test_a_damaged_file_of_the_run_is_reported_and_written_again(run, content, c
     assert (run / RUN_FILE).read_text() == whole
 
 
+@pytest.mark.thorough
 def test_every_flip_in_the_file_of_a_run_is_a_problem(tmp_path):
     named = begin_run(tmp_path)
     path = tmp_path / RUN_FILE
@@ -216,6 +219,7 @@ def without_identity(step):
     checksums.write(step)
 
 
+@pytest.mark.thorough
 def test_steps_of_older_versions_are_restored_and_the_report_says_so(run):
     for step in STEPS:
         without_identity(run / str(step))
@@ -333,6 +337,7 @@ def test_two_prefixes_in_one_root_are_refused(tmp_path):
         step_directories(tmp_path)
 
 
+@pytest.mark.thorough
 def test_lone_checkpoints_side_by_side_are_no_run(tmp_path, caplog):
     for name in ("full_3", "lora_3"):
         with Store(tmp_path / "run") as store:

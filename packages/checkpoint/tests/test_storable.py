@@ -130,6 +130,7 @@ def check_round_trip(tree, same):
     return True
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(trees)
 @example({"a": {"b": np.ones(2)}, "a.b": np.zeros(3)})
@@ -168,6 +169,7 @@ def every_dtype():
     return {str(dtype): dtype for dtype in found}
 
 
+@pytest.mark.thorough
 def test_every_dtype_is_stored_or_refused_at_the_call(tmp_path):
     unstored = set()
     for i, (name, dtype) in enumerate(every_dtype().items()):
@@ -265,6 +267,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4))
 @example({"\ud800": "\udfff"})

@@ -140,6 +140,7 @@ def test_some_items_may_be_left_on_disk(tmp_path, training_state, assert_same):
         assert_same(store.restore(model=state["model"])[1], {"model": state["model"]})
 
 
+@pytest.mark.thorough
 def test_arrays_may_be_donated_at_once(tmp_path):
     step = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
     x = jnp.arange(300_000.0)
@@ -340,6 +341,7 @@ def test_leftovers_of_killed_saves_go_with_the_first_save(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "dovetail-run.json"]
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("restoring on other numbers of devices")
 def test_other_device_counts_restore_the_same_bits(tmp_path, run_program):
     assert run_program("reshard.py", tmp_path, devices=8).splitlines() == [

@@ -54,6 +54,7 @@ def test_where_the_words_lie_does_not_matter():
             assert tuple(total(word_sums(shifted, 9))) == want
 
 
+@pytest.mark.thorough
 def test_one_program_for_each_block_size_and_width():
     before = _xla_sums._cache_size()
     for n in range(40):

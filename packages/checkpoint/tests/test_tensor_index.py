@@ -122,6 +122,7 @@ def test_the_lost_index_of_ours_is_a_problem(ours):
     assert not find_files(ours).proved
 
 
+@pytest.mark.thorough
 def test_flipped_bits_all_over_our_index_are_found(ours):
     data = (ours / INDEX).read_bytes()
     missed = []

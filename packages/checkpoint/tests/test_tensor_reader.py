@@ -71,6 +71,7 @@ def test_theirs_have_no_digests(theirs):
     assert {leaf.digest for leaf in TensorReader(theirs).leaves.values()} == {None}
 
 
+@pytest.mark.thorough
 def test_devices_read_what_they_hold(run_program, tmp_path):
     lines = run_program("sharded_safetensors.py", tmp_path, devices=4).splitlines()
     # Beside whole tensors: a.b and q, cut along the last axis, are read by rows, once for each of
@@ -134,6 +135,7 @@ def damages(rng: random.Random, data: bytes):
     yield "longer", data + b"\0"
 
 
+@pytest.mark.thorough
 def test_damage_anywhere_is_found(ours):
     rng = random.Random(0)
     missed, tried = [], 0
@@ -149,6 +151,7 @@ def test_damage_anywhere_is_found(ours):
     assert missed == []
 
 
+@pytest.mark.thorough
 def test_flipped_bits_all_over_the_data_are_found(ours):
     path = ours / "model-00001-of-00002.safetensors"
     data = path.read_bytes()

@@ -50,6 +50,7 @@ def flip(path):
     path.write_bytes(data)
 
 
+@pytest.mark.thorough
 def test_a_run_is_checked_step_by_step_newest_first(run):
     flip(run / "11" / "model" / "_METADATA")
     told = []
@@ -67,6 +68,7 @@ def files(directory):
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
+@pytest.mark.thorough
 def test_all_damaged_leaves_are_named(run):
     harmed = {"model/v", "model/w"}
     for name in ("v", "w"):
@@ -80,6 +82,7 @@ def test_all_damaged_leaves_are_named(run):
     assert sorted(problem.where for problem in found.problems) == sorted(harmed)
 
 
+@pytest.mark.thorough
 def test_states_and_metrics_are_checked(run):
     (run / "11" / "SHA256SUMS").unlink()
     for file, where in (("data/data.json", "data"), ("metrics/metrics", "metrics")):
@@ -115,11 +118,13 @@ def test_safetensors(run):
     assert "model.safetensors: holds other bits" in str(verify(run / "hf"))
 
 
+@pytest.mark.thorough
 def test_what_has_no_proof_is_told(tmp_path):
     save_file({"w": np.ones(3)}, tmp_path / "x.safetensors")
     assert str(verify(tmp_path / "x.safetensors")) == "x.safetensors is readable, not verified"
 
 
+@pytest.mark.thorough
 def test_nothing_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"must be a committed step, got .*, which holds none; give"

@@ -4,11 +4,14 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import qwix
 
 from dovetail_quant import codes
 from dovetail_quant.methods.absmax import absmax, measured
 from dovetail_quant.spec import Spec
+
+pytestmark = pytest.mark.thorough
 
 
 def test_round_to_nearest_is_measured() -> None:

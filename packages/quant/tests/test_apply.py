@@ -84,6 +84,7 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.weight + ("" if s.symmetric else " zeros"))
 def test_it_computes_what_its_codes_stand_for(model, spec):
     quantized = apply(model, plan(model, [(EVERY, spec)]))
@@ -92,6 +93,7 @@ def test_it_computes_what_its_codes_stand_for(model, spec):
     assert not np.allclose(want, model(TOKENS), rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("matmul", [Reference(), Blocked()])
 def test_another_product_may_be_given(model, matmul):
     quantized = apply(model, plan(model, [(EVERY, SPECS[1])]), matmul=matmul)
@@ -99,6 +101,7 @@ def test_another_product_may_be_given(model, matmul):
     close(quantized(TOKENS), floats(quantized, model)(TOKENS))
 
 
+@pytest.mark.thorough
 def test_rounded_activations_are_near(model):
     quantized = apply(model, plan(model, [(EVERY, Spec(act="int8"))]))
     want = floats(quantized, model)(TOKENS)
@@ -106,6 +109,7 @@ def test_rounded_activations_are_near(model):
     assert 1e-5 < error < 0.05  # half a step of 1 in 127, six times
 
 
+@pytest.mark.thorough
 def test_the_model_itself_is_as_it_was(model):
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
     quantized = apply(model, plan(model, [(r"linear", Spec())]))
@@ -117,6 +121,7 @@ def test_the_model_itself_is_as_it_was(model):
     assert type(quantized.linear) is nnx.Linear
 
 
+@pytest.mark.thorough
 def test_a_quantized_module_is_split_merged_and_updated(model):
     quantized = apply(model, plan(model, [(EVERY, SPECS[1])]))
     want = quantized(TOKENS)
@@ -128,6 +133,7 @@ def test_a_quantized_module_is_split_merged_and_updated(model):
     assert jax.tree.structure(nnx.state(shapes)) == jax.tree.structure(state)
 
 
+@pytest.mark.thorough
 def test_gradients_pass_through_to_what_is_float(model):
     quantized = apply(model, plan(model, [(EVERY, SPECS[1])]))
     same = floats(quantized, model)
@@ -142,17 +148,20 @@ def test_gradients_pass_through_to_what_is_float(model):
     jax.tree.map(close, nnx.to_pure_dict(found), nnx.to_pure_dict(want))
 
 
+@pytest.mark.thorough
 def test_bytes_are_those_of_the_codes(model):
     kernel = apply(model, plan(model, [(r"linear", SPECS[1])])).linear.kernel[...]
     assert kernel.nbytes == 24 * 16 // 2 + 4 * 3 * 16
 
 
+@pytest.mark.thorough
 def test_rows_that_an_embedding_has_not_are_nan(model):
     embed = apply(model, plan(model, [("embed", Spec())])).embed
     found = embed(jnp.array([0, 11, -1]))
     np.testing.assert_array_equal(np.isnan(found).all(1), [False, True, True])
 
 
+@pytest.mark.thorough
 def test_wrong_plans_are_refused(model):
     other = Plan(specs={"layers.0": Spec()}, left_alone={})
     with pytest.raises(ValueError, match=r"got 'layers.0', one of 1 paths that are no site"):
@@ -193,6 +202,7 @@ def test_a_product_that_rounds_otherwise_than_the_spec_is_refused(model, monkeyp
         apply(model, plan(model, [("linear", Spec())]), matmul="fast")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_codes_are_copied_and_pickled(model, way):
     kernel = apply(model, plan(model, [("linear", SPECS[1])])).linear.kernel[...]

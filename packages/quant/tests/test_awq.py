@@ -76,6 +76,7 @@ def test_it_finds_the_exponent_that_kept_activations_would_choose(size) -> None:
     np.testing.assert_allclose(report.error, (y.astype(np.float64) ** 2).sum(), rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_inputs_that_are_alike_are_left_alone() -> None:
     """A weight that round-to-nearest holds exactly gains nothing: alpha is 0 and s is 1."""
     rng = np.random.default_rng(2)
@@ -114,6 +115,7 @@ def test_it_is_never_worse_than_nearest_nor_clipping_than_not(spec, spread, rows
     assert clipped.error <= report.error * (1 + 1e-6)  # another program rounds its sums otherwise
 
 
+@pytest.mark.thorough
 def test_clipping_pays_where_a_group_has_one_extreme() -> None:
     """Of a column with a weight four times the rest, on an input that hardly ever speaks, losing
     that weight is cheaper than rounding the others to it: by search over float64 scales."""
@@ -139,6 +141,7 @@ def test_clipping_pays_where_a_group_has_one_extreme() -> None:
     assert report.error < plain.error / 2
 
 
+@pytest.mark.thorough
 def test_groups_are_clipped_by_their_own_inputs() -> None:
     """Groups that share no products of inputs are independent sites: clipped alike."""
     w, x, _ = _problem(24, 40, rows=90, spread=2.5)
@@ -162,6 +165,7 @@ def test_groups_are_clipped_by_their_own_inputs() -> None:
         assert np.mean(np.isclose(q.scale[g], scale * chosen, rtol=1e-5)) > 0.9
 
 
+@pytest.mark.thorough
 def test_silent_inputs_and_silent_sites_stay_finite() -> None:
     w, _, stats = _problem()
     s, q, report = awq(jnp.asarray(w), stats, Spec(weight="int4", group=8))
@@ -176,6 +180,7 @@ def test_silent_inputs_and_silent_sites_stay_finite() -> None:
     assert report.relative == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_dtypes_and_experts(dtype) -> None:
     w, _, stats = _problem(16, 6)

@@ -111,6 +111,7 @@ def test_a_gradient_in_the_weights_is_refused() -> None:
         jax.grad(lambda p: Blocked()(x, p).sum(), allow_int=True)(packed)
 
 
+@pytest.mark.thorough
 def test_collectives_are_those_of_the_plain_product() -> None:
     """Without a word of the sharding: XLA gathers what a loop over a sharded axis reads."""
     done = warm_start.run([PROGRAM], env=forced_devices.environment(8))

@@ -54,6 +54,7 @@ def chosen(model):
     return plan(model, [("**", INT4)])
 
 
+@pytest.mark.thorough
 def test_sites_are_done_in_the_order_of_their_calls(model, chosen):
     order, calls = _order(model, chosen, batches()[0], run)
     assert calls == {"left": 1, "right": 1, "last": 1}
@@ -67,6 +68,7 @@ def test_sites_are_done_in_the_order_of_their_calls(model, chosen):
     assert tight == [["left", "right"], ["last"]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sequential", [True, False])
 def test_every_site_gets_its_method_on_its_own_inputs(model, chosen, sequential):
     result = calibrate(model, chosen, batches(), run=run, sequential=sequential)
@@ -91,6 +93,7 @@ def test_every_site_gets_its_method_on_its_own_inputs(model, chosen, sequential)
         np.testing.assert_allclose(found.report.error, cost, rtol=0.05)
 
 
+@pytest.mark.thorough
 def test_a_site_that_no_batch_comes_to_is_rounded_and_listed(model, chosen):
     result = calibrate(model, chosen, batches(), run=run)
     assert result.starved == {"unused": 0}
@@ -98,6 +101,7 @@ def test_a_site_that_no_batch_comes_to_is_rounded_and_listed(model, chosen):
     assert result.sites["left"].report is not None
 
 
+@pytest.mark.thorough
 def test_too_few_rows_are_listed_and_rounded_to_nearest(model, chosen):
     result = calibrate(model, chosen, [batches()[0][:7]], run=run)
     assert result.starved == {"left": 7, "right": 7, "last": 7, "unused": 0}
@@ -106,6 +110,7 @@ def test_too_few_rows_are_listed_and_rounded_to_nearest(model, chosen):
     np.testing.assert_array_equal(result.sites["left"].codes.qvalue, wanted)
 
 
+@pytest.mark.thorough
 def test_padding_does_not_count(model, chosen):
     def masked(model, batch):
         x, mask = batch
@@ -121,6 +126,7 @@ def test_padding_does_not_count(model, chosen):
         np.testing.assert_array_equal(found.sites[path].codes.qvalue, want.sites[path].codes.qvalue)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["gptq", "awq", "smooth"])
 def test_the_whole_is_better_than_rounding_to_nearest(model, method):
     spec = Spec(weight="int8" if method == "smooth" else "int4", group=8, method=method)
@@ -149,6 +155,7 @@ class Recomputed(nnx.Module):
         return jax.checkpoint(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
 
 
+@pytest.mark.thorough
 def test_statistics_that_are_lost_in_a_copy_are_refused():
     model = Recomputed()
     some = plan(model, [("layer", INT4)])
@@ -156,6 +163,7 @@ def test_statistics_that_are_lost_in_a_copy_are_refused():
         calibrate(model, some, batches(1), run=run)
 
 
+@pytest.mark.thorough
 def test_the_model_is_as_it_was(model, chosen):
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
     calibrate(model, chosen, batches(1), run=run)
@@ -175,6 +183,7 @@ def test_wrong_calls(model, chosen):
         calibrate(model, chosen, [batches(1)[0].at[0, 3].set(jnp.nan)], run=run)
 
 
+@pytest.mark.thorough
 def test_a_general_layer_is_done_as_a_linear_one():
     linear = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
     general = nnx.LinearGeneral(16, 8, rngs=nnx.Rngs(1))  # which holds None as its product
@@ -186,6 +195,7 @@ def test_a_general_layer_is_done_as_a_linear_one():
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+@pytest.mark.thorough
 def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
     embed = nnx.Embed(40, 16, rngs=nnx.Rngs(0))
     model = nnx.Sequential(embed, nnx.Linear(16, 8, rngs=nnx.Rngs(1)))
@@ -221,6 +231,7 @@ class Experts(nnx.Module):
         return self.ragged_dot(x, self.kernel[...], jnp.array([30, 2, 0], jnp.int32))
 
 
+@pytest.mark.thorough
 def test_experts_that_saw_too_few_rows_are_listed_and_rounded_to_nearest():
     model = nnx.Sequential(Experts())
     x = batches(1)[0][:32]
@@ -247,6 +258,7 @@ class Twice(nnx.Module):
         return self.layer(jnp.tanh(self.layer(x)))
 
 
+@pytest.mark.thorough
 def test_all_calls_of_a_site_are_recorded():
     model, x = Twice(), batches(1)[0]
     report = calibrate(model, plan(model, [("layer", INT4)]), [x], run=run).sites["layer"].report

@@ -89,6 +89,7 @@ def test_every_product_is_a_matmul() -> None:
     assert isinstance(Auto(spec=Spec()), Matmul)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_auto_lays_out_for_the_platform(platform: str) -> None:
     given = problem(Spec(weight="int4", group=3), rows=2, shape=(6, 5))
@@ -101,6 +102,7 @@ def test_auto_lays_out_for_the_platform(platform: str) -> None:
     assert (error <= bound(given.x, given.w)).all()
 
 
+@pytest.mark.thorough
 def test_auto_counts_all_batch_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -117,6 +119,7 @@ def test_auto_counts_all_batch_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [6, 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=32)])
 def test_a_symbolic_batch_is_exported(spec: Spec) -> None:
     """Digits would pay for few rows alone, and the program serves any number."""

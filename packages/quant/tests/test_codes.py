@@ -108,6 +108,7 @@ RANGES = {  # least and largest weight
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight, steps", [("int8", 255), ("int4", 15)])
 @pytest.mark.parametrize("name", RANGES)
 def test_a_range_need_not_contain_zero(weight: str, steps: int, name: str) -> None:
@@ -128,6 +129,7 @@ def test_a_range_need_not_contain_zero(weight: str, steps: int, name: str) -> No
     assert error.max() > step / 4  # the instrument works
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight, ratio", [("int8", 127.5), ("int4", 2167.5)])
 def test_a_range_beyond_the_zero_points_is_widened(weight: str, ratio: float) -> None:
     spec = Spec(weight=weight, symmetric=False)
@@ -148,6 +150,7 @@ def test_a_range_beyond_the_zero_points_is_widened(weight: str, ratio: float) ->
     np.testing.assert_allclose(dequantize(quantize(alone, spec)), alone, rtol=2 * 2**-24)
 
 
+@pytest.mark.thorough
 def test_qwix_refuses_zero_points_that_it_has_not() -> None:
     w = jnp.concatenate([weights(48, 7), -weights(48, 7)])
     q = quantize(w, Spec(symmetric=False))
@@ -157,6 +160,7 @@ def test_qwix_refuses_zero_points_that_it_has_not() -> None:
     assert same(qwix.dequantize(theirs), dequantize(q))  # every range contains 0
 
 
+@pytest.mark.thorough
 def test_stacks_are_quantized_each_by_itself() -> None:
     w, spec = weights(3, 48, 7), Spec(weight="int4", group=16, symmetric=False)
     mapped = jax.vmap(lambda w: quantize(w, spec))(w)
@@ -164,12 +168,14 @@ def test_stacks_are_quantized_each_by_itself() -> None:
     assert jax.tree.all(jax.tree.map(same, mapped[1], quantize(w[1], spec)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_floats_are_widened(dtype: jnp.dtype) -> None:
     w, spec = weights(48, 7).astype(dtype), Spec(weight="nf4", group=16)
     assert jax.tree.all(jax.tree.map(same, quantize(w, spec), quantize(w.astype("float32"), spec)))
 
 
+@pytest.mark.thorough
 def test_double_precision_is_rounded_to_single() -> None:
     w = weights(48, 7)
     with jax.enable_x64(True):
@@ -185,6 +191,7 @@ def test_encode_takes_any_groups_and_decode_inverts_it(spec: Spec) -> None:
     assert same(encode(decode(codes, scale, zero, spec), scale, zero, spec), codes)
 
 
+@pytest.mark.thorough
 def test_what_lies_beyond_the_last_level_gets_its_code() -> None:
     one = jnp.ones((1, 1), jnp.float32)
     w = jnp.array([[-1e9], [1e9]])
@@ -194,6 +201,7 @@ def test_what_lies_beyond_the_last_level_gets_its_code() -> None:
         assert tuple(np.asarray(codes[:, 0]).astype(float)) == expected
 
 
+@pytest.mark.thorough
 def test_ties_go_to_the_even_integer_and_to_the_lower_level() -> None:
     one = jnp.ones((1, 1), jnp.float32)
     halves = jnp.array([[0.5], [1.5], [-0.5], [-1.5]])
@@ -224,6 +232,7 @@ def test_a_group_that_does_not_divide() -> None:
         quantize(jnp.zeros((0, 7)), Spec())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_weights_that_are_not_finite(bad: float, symmetric: bool) -> None:

@@ -94,6 +94,7 @@ def pair():
     )
 
 
+@pytest.mark.thorough
 def test_sums_are_of_each_product_on_float_inputs(pair):
     model, quantized = pair
     listening = compared(model, quantized)
@@ -107,6 +108,7 @@ def test_sums_are_of_each_product_on_float_inputs(pair):
         np.testing.assert_allclose(found[path], np.sum(squares, axis=0), rtol=1e-4, err_msg=path)
 
 
+@pytest.mark.thorough
 def test_rows_that_do_not_count_are_left_out(pair):
     model, quantized = pair
     mask = jnp.array([[1, 1, 0, 1, 0], [0, 1, 1, 1, 1]], jnp.float32)
@@ -120,6 +122,7 @@ def test_rows_that_do_not_count_are_left_out(pair):
     np.testing.assert_allclose(found["linear"], wanted, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_slopes_are_squares_of_what_the_loss_gains_row_by_row(pair):
     model, quantized = pair
     target = jax.random.normal(jax.random.key(1), (2, 5, 11))
@@ -160,6 +163,7 @@ def _gain(w, path, row, delta, target):
     return (loss(1e-4) - loss(-1e-4)) / 2e-4
 
 
+@pytest.mark.thorough
 def test_codes_of_another_model_are_refused(pair):
     _, quantized = pair
     other = Model()
@@ -172,6 +176,7 @@ def test_codes_of_another_model_are_refused(pair):
         compared(quantized, quantized)
 
 
+@pytest.mark.thorough
 def test_codes_are_found_by_path(pair):
     model, quantized = pair
     assert set(quantized_kernels(quantized)) == set(sites(model))
@@ -191,6 +196,7 @@ class Table(nnx.Module):
         return self.dot_general(x, self.embedding[...], (((2,), (1,)), ((), ())))
 
 
+@pytest.mark.thorough
 def test_both_products_of_a_tied_table_are_summed():
     model = nnx.Sequential(Table())
     quantized = apply(model, plan(model, [("layers.0", SPEC)]))

@@ -30,6 +30,7 @@ def model():
     return Model()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the products named are a CPU's")
 def test_every_quantized_site_has_its_product_reason_and_bytes(model):
     found = {one.path: one for one in explain(apply(model, plan(model, RULES)), rows=1)}
@@ -42,12 +43,14 @@ def test_every_quantized_site_has_its_product_reason_and_bytes(model):
     assert text.startswith("wide [64x128] int4: reads 5120 of 32768 bytes by blocked: decodes")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the products named are a CPU's")
 def test_rows_decide(model):
     many = explain(apply(model, plan(model, RULES)), rows=1000)
     assert [one.choice.product for one in many] == ["blocked", "w8a8", "blocked"]
 
 
+@pytest.mark.thorough
 def test_a_product_that_was_passed_is_named(model):
     quantized = apply(model, plan(model, RULES[:1]), matmul=Blocked())
     (one,) = explain(quantized, rows=1)

@@ -55,6 +55,7 @@ class Every(nnx.Module):
         return jnp.stack([block(self.norm(x)) for block in self.blocks])
 
 
+@pytest.mark.thorough
 def test_every_spec_comes_back_bit_for_bit(tmp_path):
     rules = [(f"blocks.{i}", spec) for i, spec in enumerate(SPECS)]
     quantized = apply(Every(), plan(Every(), rules))
@@ -65,6 +66,7 @@ def test_every_spec_comes_back_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(loaded(x), quantized(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640)])
 def test_files_have_the_mode_of_the_umask(tmp_path, umask, mode):
     quantized = apply(Model(), plan(Model(), [("blocks.*", Spec())]))
@@ -76,6 +78,7 @@ def test_files_have_the_mode_of_the_umask(tmp_path, umask, mode):
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "m").iterdir()} == {mode}
 
 
+@pytest.mark.thorough
 def test_codes_serve_another_product(tmp_path):
     quantized = apply(Model(), plan(Model(), [(EVERY, SPECS[1])]))
     save(quantized, tmp_path)
@@ -84,6 +87,7 @@ def test_codes_serve_another_product(tmp_path):
     np.testing.assert_allclose(loaded(TOKENS), quantized(TOKENS), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_x_is_divided_by_comes_along(tmp_path):
     model = Model()
     some = plan(model, [("blocks.0", Spec(weight="int4", group=8, method="awq"))])
@@ -94,6 +98,7 @@ def test_what_x_is_divided_by_comes_along(tmp_path):
     assert bits(load(tmp_path, model)) == bits(quantized)
 
 
+@pytest.mark.thorough
 def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"directory with quantization.json, got .*; write it"):
         load(tmp_path, Model())

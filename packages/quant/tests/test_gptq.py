@@ -144,6 +144,7 @@ def test_it_is_the_algorithm_of_qwix() -> None:
     np.testing.assert_allclose(ours.scale[:, same], theirs.scale.T[:, same], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_codes_are_ordinary_and_dead_inputs_weigh_nothing() -> None:
     spec = Spec(weight="int4", group=10, symmetric=False)
     w, gram = _problem(40, 9)
@@ -156,6 +157,7 @@ def test_the_codes_are_ordinary_and_dead_inputs_weigh_nothing() -> None:
         assert not np.any(codes.dequantize(q)[20])
 
 
+@pytest.mark.thorough
 def test_the_block_changes_no_result_but_for_rounding() -> None:
     w, gram = _problem(60, 24, seed=4)
     spec = Spec(weight="int8", group=30)
@@ -164,6 +166,7 @@ def test_the_block_changes_no_result_but_for_rounding() -> None:
     np.testing.assert_allclose(errors[0], errors[1], rtol=5e-3)
 
 
+@pytest.mark.thorough
 def test_correlated_inputs_gain_most() -> None:
     rng = np.random.default_rng(5)
     x = rng.normal(size=(600, 6)) @ rng.normal(size=(6, 128)) + 0.05 * rng.normal(size=(600, 128))
@@ -183,6 +186,7 @@ def test_correlated_inputs_gain_most() -> None:
 _SPECS = st.sampled_from([Spec(weight="int4", group=4, symmetric=False), Spec(weight="nf4")])
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("GPTQ")
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(
@@ -205,6 +209,7 @@ def test_no_output_is_worse_than_rounded_to_nearest(spec, order, rows, power, da
     assert report.error <= report.nearest
 
 
+@pytest.mark.thorough
 def test_outputs_that_gain_nothing_are_returned_as_nearest() -> None:
     """Of uncorrelated inputs no error can be made up for; of a gram of zeros, nothing is known."""
     w, _ = _problem(24, 5)
@@ -220,6 +225,7 @@ def test_outputs_that_gain_nothing_are_returned_as_nearest() -> None:
         np.testing.assert_array_equal(q.scale, nearest.scale)
 
 
+@pytest.mark.thorough
 def test_damping_is_raised_until_it_factors_and_reported() -> None:
     w, gram = _problem(24, 5, rows=6, dead=False)
     mean = jnp.diagonal(gram).mean()
@@ -254,6 +260,7 @@ def test_stacked_weights_are_mapped_each_with_its_own_damping() -> None:
             np.testing.assert_allclose(report.error[i], expected.error, rtol=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_other_dtypes_are_computed_in_float32(dtype) -> None:
     w, gram = _problem(24, 5)
@@ -279,6 +286,7 @@ def test_the_program_does_not_grow_with_the_inputs(order) -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inputs, outputs", [(512, 64), (64, 512)])
 def test_memory_is_the_factor_and_few_copies_of_the_weight(inputs, outputs) -> None:
     compiled = _lowered(inputs, outputs, "activation").compile()

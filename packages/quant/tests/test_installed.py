@@ -58,6 +58,7 @@ def x(rows):
     return jax.random.normal(jax.random.key(1), (rows, 64))
 
 
+@pytest.mark.thorough
 def test_auto_takes_it_where_it_does_not_refuse(offer, model, tmp_path):
     own = apply(model, plan(model, [("**", INT4)]))
     want = {rows: np.asarray(own(x(rows))) for rows in (2, 3)}
@@ -75,6 +76,7 @@ def test_auto_takes_it_where_it_does_not_refuse(offer, model, tmp_path):
     np.testing.assert_array_equal(load(tmp_path, model, matmul="own")(x(2)), want[2])
 
 
+@pytest.mark.thorough
 def test_explain_lists_it_with_its_reasons(offer, model):
     offer(native="offering:product")
     (few,) = explain(apply(model, plan(model, [("**", INT4)])), rows=1)
@@ -106,6 +108,7 @@ def test_other_platforms_import_nothing(offer):
     assert list(chosen.refused) == ["native", "w8a8", "digits", "blocked"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "value, reason",
     [

@@ -28,6 +28,7 @@ def error_bound(x):
     return scale * (0.5 + 4 * 127 * 2**-24)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -65,6 +66,7 @@ def test_codes_are_those_of_the_rule():
     np.testing.assert_array_equal(np.asarray(codes)[clear], np.round(quotients)[clear])
 
 
+@pytest.mark.thorough
 def test_under_jit_and_vmap_it_is_the_same():
     x = jax.random.normal(jax.random.key(0), (4, 5, 2, 33), jnp.bfloat16)
     want = CODEC.encode(x)
@@ -73,6 +75,7 @@ def test_under_jit_and_vmap_it_is_the_same():
     np.testing.assert_array_equal(jax.vmap(lambda x: decoded(x))(x), decoded(x))
 
 
+@pytest.mark.thorough
 def test_zeros_give_zeros_and_what_is_not_finite_shows():
     x = jnp.ones((6, 1, 4)).at[0].set(0).at[1].set(1e-40).at[2, 0, 1].set(jnp.nan)
     x = x.at[3, 0, 2].set(jnp.inf).at[4, 0, 0].set(-jnp.inf)
@@ -82,6 +85,7 @@ def test_zeros_give_zeros_and_what_is_not_finite_shows():
         np.testing.assert_allclose(found[5], 1.0, rtol=2**-22)
 
 
+@pytest.mark.thorough
 def test_a_nan_among_many_values_shows():
     """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
     x = jnp.ones((512, 8, 128)).at[300, 3, 77].set(jnp.nan)
@@ -90,6 +94,7 @@ def test_a_nan_among_many_values_shows():
         assert np.isnan(found).sum() == 128
 
 
+@pytest.mark.thorough
 def test_a_cache_scatters_and_gathers_codes_and_scales():
     x = jax.random.normal(jax.random.key(0), (7, 2, 16))
     slots = jnp.array([3, 9, 0, 5, 6, 1, 8])
@@ -125,6 +130,7 @@ def attention(q, k, v):
     return np.einsum("hts,shd->thd", weights, v)
 
 
+@pytest.mark.thorough
 def test_attention_over_encoded_keys_and_values_is_near():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(n, 3, 64)).astype(np.float32) for n in (5, 40, 40))

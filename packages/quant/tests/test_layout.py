@@ -41,6 +41,7 @@ def same(a: jax.Array, b: jax.Array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bits
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(
     weight=st.sampled_from(sorted(RANGES)),

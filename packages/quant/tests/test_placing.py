@@ -31,6 +31,7 @@ def found():
     return run("int8", "int4")
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("quantized models on eight devices")
 @pytest.mark.parametrize("case", ["int8", "int4"])
 def test_eight_devices_equal_one(found, case):
@@ -61,6 +62,7 @@ def test_calibrated_on_eight_devices(found):
     assert gptq["cut"] == found["int4"]["cut"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["applied", "loaded"])
 def test_codes_lie_as_kernels_did(found, how):
     # Folded: inputs over "a" (2) or "b" (4), outputs over the other; of experts [4, 16, 32] the
@@ -71,6 +73,7 @@ def test_codes_lie_as_kernels_did(found, how):
     assert found["int8"]["cut"][how] == places
 
 
+@pytest.mark.thorough
 def test_scales_lie_with_them_and_are_replicated_where_there_is_one(found):
     assert found["int8"]["scales"]["linear"] == [4, 1]
     assert found["int4"]["scales"]["linear"] == [4, 2]

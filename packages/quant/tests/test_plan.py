@@ -40,6 +40,7 @@ def decoder(*, head=True):
     return nnx.Dict(**layers, **({"lm_head": nnx.Linear(8, 40, rngs=rngs)} if head else {}))
 
 
+@pytest.mark.thorough
 def test_embedding_and_head_are_quantized_by_name_alone():
     chosen = plan(decoder(), [("**", INT4)])
     assert set(chosen.specs) == {"layer"}

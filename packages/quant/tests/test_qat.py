@@ -91,6 +91,7 @@ def close(found, wanted, epsilons=100):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=epsilons * 2**-24 * scale)
 
 
+@pytest.mark.thorough("it trains")
 @pytest.mark.capability("training with rounded weights")
 @pytest.mark.parametrize("spec", EACH)
 def test_what_is_trained_is_what_is_frozen(spec):
@@ -116,6 +117,7 @@ def weights(trained):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", [Layers, ByAttributes])
 def test_rounded_activations_are_frozen_too(which):
     model = which()
@@ -127,6 +129,7 @@ def test_rounded_activations_are_frozen_too(which):
     assert np.mean(np.abs(found - want)) < 1e-4 * scale
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS[:2], ids=NAMES[:2])
 def test_sites_that_take_part_by_attributes(spec):
     model = ByAttributes()
@@ -137,6 +140,7 @@ def test_sites_that_take_part_by_attributes(spec):
     assert np.abs(found - before).max() > 0.01
 
 
+@pytest.mark.thorough
 def test_in_bfloat16_codes_are_those_of_float32_weights():
     model = Layers(jnp.bfloat16)
     trained = qat(model, every(model, SPECS[1]), TOKENS)
@@ -168,6 +172,7 @@ class Narrow(nnx.Module):
         return self.einsum(x)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Qwix's own calls of NNX
 @pytest.mark.parametrize("spec", EACH)
 def test_its_results_are_those_of_qwix(spec):
@@ -200,6 +205,7 @@ def test_its_results_are_those_of_qwix(spec):
     close(*slopes)
 
 
+@pytest.mark.thorough
 def test_gradients_are_those_of_rounded_weights():
     rng = np.random.default_rng(0)
     model = nnx.Linear(8, 5, use_bias=False, rngs=nnx.Rngs(0))
@@ -219,6 +225,7 @@ def test_gradients_are_those_of_rounded_weights():
     close(moved, np.vdot(x.astype(np.float64) @ w, c))
 
 
+@pytest.mark.thorough
 def test_rows_are_rounded_over_the_axes_that_are_contracted():
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(3, 4, 5)) * 10.0 ** rng.integers(-3, 3, (3, 4, 5))).astype(np.float32)
@@ -234,6 +241,7 @@ def test_rows_are_rounded_over_the_axes_that_are_contracted():
     np.testing.assert_array_equal(slopes, np.ones((3, 5), np.float32))
 
 
+@pytest.mark.thorough
 def test_weights_keep_their_dtype_and_slope():
     w = jax.random.normal(jax.random.key(0), (2, 8, 3), jnp.bfloat16)
     found, pull = jax.vjp(lambda w: nearest(w, SPECS[1]), w)
@@ -241,6 +249,7 @@ def test_weights_keep_their_dtype_and_slope():
     assert pull(w)[0] is w or bool((pull(w)[0] == w).all())
 
 
+@pytest.mark.thorough
 def test_the_model_and_what_is_not_planned_stay(tmp_path):
     model = Layers()
     before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model)))
@@ -269,6 +278,7 @@ def test_equal_layers_stay_equal():
     assert first == second
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("training with rounded weights")
 def test_training_beats_rounding():
     rngs = nnx.Rngs(1)
@@ -301,6 +311,7 @@ class Flagged(nnx.Module):
         return self.b(self.a(x)) if both else self.a(x)
 
 
+@pytest.mark.thorough
 def test_a_site_that_the_example_misses_is_refused():
     model, x = Flagged(), jnp.ones((2, 4))
     with pytest.raises(ValueError, match=r"misses 'b' and so 1 of 2; give one.*\('b', None\)"):

@@ -77,6 +77,7 @@ def wanted(x, w, equation):
     return np.concatenate([x[:2] @ w[0], x[2:] @ w[2]])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SITES)
 def test_the_sum_of_both_products(name):
     module, (shape, equation), (a_shape, b_shape, product) = SITES[name]
@@ -93,6 +94,7 @@ def test_the_sum_of_both_products(name):
     np.testing.assert_allclose(run(adapted), want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
+@pytest.mark.thorough
 def test_the_input_of_an_adapter_is_not_divided():
     rng = np.random.default_rng(0)
     below = nnx.Linear(16, 12, rngs=nnx.Rngs(0))
@@ -125,6 +127,7 @@ def test_it_keeps_what_calibration_found():
     assert not np.array_equal(randomized(adapted)(batch), below(batch))
 
 
+@pytest.mark.thorough
 def test_a_is_drawn_and_b_is_zero():
     model = quantized(nnx.Sequential(*[nnx.Linear(400, 8, rngs=nnx.Rngs(0)) for _ in range(2)]))
     rngs = nnx.Rngs(3)
@@ -182,6 +185,7 @@ def test_adapters_alone_are_trained():
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("adapters on quantized weights")
 def test_gradients_are_those_of_the_formula():
     rng = np.random.default_rng(0)
@@ -224,6 +228,7 @@ def test_a_step_holds_no_float_copy_of_a_weight():
     assert used < 4 * size**2 / 2
 
 
+@pytest.mark.thorough
 def test_the_model_stays_and_adapters_are_saved_apart(tmp_path):
     model = nnx.Sequential(
         nnx.Linear(16, 24, rngs=nnx.Rngs(0)), nnx.Linear(24, 4, rngs=nnx.Rngs(1))
@@ -267,6 +272,7 @@ def adapted_paths(model):
     return {path[0] for path in paths}
 
 
+@pytest.mark.thorough
 def test_where_chooses(mixed):
     options = {"rank": 2, "alpha": 1.0, "rngs": nnx.Rngs(0)}
     assert adapted_paths(qlora.insert(mixed, **options)) == {"linear"}
@@ -277,6 +283,7 @@ def test_where_chooses(mixed):
     assert not np.array_equal(randomized(some)(tokens), mixed(tokens))
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_adapted_is_refused(mixed):
     options = {"rank": 2, "alpha": 1.0, "rngs": nnx.Rngs(0)}
     with pytest.raises(ValueError, match=r"got 'embed': it is an embedding; write where="):
@@ -366,6 +373,7 @@ def test_a_merged_weight_has_the_dtype_asked():
     assert not np.array_equal(wide, wide.astype(jnp.bfloat16))
 
 
+@pytest.mark.thorough
 def test_adapters_of_a_float_site_are_merged_into_it(mixed):
     adapted = randomized(
         qlora.insert(mixed, ("float", "linear"), rank=2, alpha=1.0, rngs=nnx.Rngs(0))
@@ -383,6 +391,7 @@ def test_adapters_of_a_float_site_are_merged_into_it(mixed):
     np.testing.assert_array_equal(codes.float.kernel[...], merged.float.kernel[...])
 
 
+@pytest.mark.thorough
 def test_a_model_without_adapters(mixed):
     for call in (qlora.remove, qlora.merge):
         with pytest.raises(

@@ -45,6 +45,7 @@ def int8(a, axis):
     return np.asarray(q.qvalue, int), np.asarray(q.scale, np.float32)
 
 
+@pytest.mark.thorough
 def test_forward_and_backward_are_products_of_integers():
     x, w, dy = drawn()
     y, dx, dw = gradients(product(INT8), x, w, dy)
@@ -60,6 +61,7 @@ def test_forward_and_backward_are_products_of_integers():
     np.testing.assert_allclose(dw, (xq.T @ columns) * scale.astype(float), **close)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Qwix's own calls of NNX
 @pytest.mark.parametrize("group", [None, 8])
 @pytest.mark.parametrize("gradient, qtype", [("fp8", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
@@ -84,6 +86,7 @@ def test_it_is_qwix_s_quantized_training(group, gradient, qtype):
         assert (abs(one - np.asarray(other, np.float64)) <= 64 * EPS * size).all()
 
 
+@pytest.mark.thorough
 def test_noise_is_uniform_and_rounding_has_the_right_mean():
     g = jnp.broadcast_to(jnp.asarray([0.3, -1.7, 99.0, 1e-3, 0.02]), (40_000, 5))
     drawn = np.asarray(noise(g, seed=3), np.float64)
@@ -136,6 +139,7 @@ TOKENS = jnp.arange(10).reshape(2, 5)
 
 
 # What the codes lose over four layers: of the loss, and of the cosine of gradients.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "spec, lost",
     [(INT8, 0.05), (FP8, 0.15), (Spec(weight="int4", act="int4", group=8), 0.5)],
@@ -162,6 +166,7 @@ def test_every_kind_of_site_trains_and_freezes(spec, lost):
     assert abs(frozen(TOKENS) - qat(model, chosen, TOKENS)(TOKENS)).max() < 0.1
 
 
+@pytest.mark.thorough
 def test_a_regression_is_learnt():
     generator = np.random.default_rng(0)
     x = jnp.asarray(generator.normal(size=(64, 32)), "f4")

@@ -100,6 +100,7 @@ def qwix_levels(a, qtype, *, axis, tile, method="absmax"):
     return q, np.asarray(qwix.dequantize(q), np.float64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("qtype, act", [("int4", "int4"), ("float8_e4m3fn", "fp8")])
 @pytest.mark.parametrize("tile", [64, 0.5, 256])
 @pytest.mark.parametrize("method", ["rms,7", "rms,1.5", "absmax,0.7", "absmax"])
@@ -131,6 +132,7 @@ def test_codes_and_products_are_qwix_s(qtype, act, tile, method):
     assert (abs(y - x @ w) > limit).any()  # x is rounded
 
 
+@pytest.mark.thorough
 @OF_QWIX
 def test_a_whole_model_computes_what_qwix_computes(model):
     fp8 = {"weight_qtype": "float8_e4m3fn", "act_qtype": "float8_e4m3fn"}
@@ -150,6 +152,7 @@ def test_a_whole_model_computes_what_qwix_computes(model):
     assert abs(ours - theirs).max() < 0.05 * abs(plain - theirs).max()
 
 
+@pytest.mark.thorough
 def test_minmax_is_qwix_s_where_a_group_holds_both_signs(model):
     rule = qwix.QuantizationRule(
         module_path="lm_head", weight_qtype="int8", weight_calibration_method="minmax"
@@ -164,6 +167,7 @@ def test_minmax_is_qwix_s_where_a_group_holds_both_signs(model):
     np.testing.assert_array_equal(ours.zero_point, theirs.zero_point)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("qtype", ["int4", "float8_e4m3fn"])
 @pytest.mark.parametrize("site", ["layers/0/mlp/gate", "einsum", "experts"])
 def test_what_is_trained_is_what_is_frozen_and_survives_a_file(model, site, qtype, tmp_path):
@@ -184,6 +188,7 @@ def test_what_is_trained_is_what_is_frozen_and_survives_a_file(model, site, qtyp
     np.testing.assert_array_equal(again(TOKENS), frozen(TOKENS))
 
 
+@pytest.mark.thorough
 @OF_QWIX
 def test_weights_beyond_the_range_have_no_gradient_as_in_qwix():
     rule = qwix.QuantizationRule(
@@ -212,6 +217,7 @@ def rename(rule):
     return type(rule)(**{**vars(rule), "module_path": ".*"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight, act", [("int4", "int4"), ("int8", "int4"), ("fp8", "fp8")])
 def test_products_of_rounded_groups_conform(weight, act):
     from dovetail_quant.matmul.act import GroupedRows
@@ -220,6 +226,7 @@ def test_products_of_rounded_groups_conform(weight, act):
     check_matmul(matmul, Spec(weight=weight, act=act), Spec(weight=weight, act=act, group=32))
 
 
+@pytest.mark.thorough
 def test_rows_that_are_not_finite_say_so():
     module = nnx.Dict(site=nnx.Linear(64, 8, use_bias=False, rngs=nnx.Rngs(0)))
     for weight in ("int4", "fp8"):
@@ -271,6 +278,7 @@ def test_a_rule_behind_others_is_refused(model):
         from_qwix(model, rules)
 
 
+@pytest.mark.thorough
 def test_a_rule_without_types_leaves_its_sites_alone(model):
     rules = [
         qwix.QuantizationRule(module_path="einsum"),

@@ -53,6 +53,7 @@ def test_batches_of_any_shape_add_up() -> None:
     assert all(leaf.dtype == jnp.float32 for leaf in stats)
 
 
+@pytest.mark.thorough
 def test_a_mask_leaves_out_padding_even_of_nan_and_weighs_the_rest() -> None:
     x = _rows(24).reshape(4, 6, _K)
     mask = np.arange(6) < np.array([6, 2, 0, 5])[:, None]
@@ -92,6 +93,7 @@ def test_a_million_rows_keep_their_digits() -> None:
     assert stats.count == 1_000_000
 
 
+@pytest.mark.thorough
 def test_no_rows_change_nothing() -> None:
     stats = record.update(record.empty(_K), jnp.asarray(_rows(9)))
     none = jnp.zeros((0, _K))
@@ -109,6 +111,7 @@ def test_no_rows_change_nothing() -> None:
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_merge_is_the_statistics_of_both_and_of_none() -> None:
     x = _rows(31)
     a, b = (record.update(record.empty(_K), jnp.asarray(p)) for p in (x[:11], x[11:]))
@@ -119,6 +122,7 @@ def test_merge_is_the_statistics_of_both_and_of_none() -> None:
     assert not any(np.any(leaf) for leaf in jax.tree.map(np.asarray, none))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [[5, 0, 40, 3], [0, 0, 0, 0], [0, 61, 0, 0], [1, 1, 1, 50]])
 def test_sorted_rows_go_to_their_experts(sizes) -> None:
     x = _rows(61)
@@ -132,6 +136,7 @@ def test_sorted_rows_go_to_their_experts(sizes) -> None:
     np.testing.assert_array_equal(record.starved(stats, 5), np.array(sizes) < 5)
 
 
+@pytest.mark.thorough
 def test_blocks_shorter_than_the_rows_of_an_expert() -> None:
     """300 rows of two experts take blocks of 150; 700 of them the largest block, 256."""
     for rows, sizes in ((300, [130, 160]), (700, [513, 180])):
@@ -154,6 +159,7 @@ def test_assigned_rows_go_to_each_of_their_experts() -> None:
         _assert_near(jax.tree.map(lambda a, e=e: a[e], stats), _expected(x, assigned[..., e]))
 
 
+@pytest.mark.thorough
 def test_experts_that_hold_their_rows_are_mapped() -> None:
     x, mask = _rows(3 * 9).reshape(3, 9, _K), np.arange(9) < np.array([[9], [1], [4]])
     stats = jax.vmap(lambda s, x, m: record.update(s, x, mask=m))(
@@ -163,6 +169,7 @@ def test_experts_that_hold_their_rows_are_mapped() -> None:
         _assert_near(jax.tree.map(lambda a, e=e: a[e], stats), _expected(x[e], mask[e]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])
 def test_what_is_not_finite_is_found_with_its_site_and_inputs(value) -> None:
     x = _rows(12)

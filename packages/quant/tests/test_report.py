@@ -56,6 +56,7 @@ def logps(model, tokens):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+@pytest.mark.thorough
 def test_divergence_agreement_and_losses_are_means_over_rows_that_count(pair, found):
     kl = top1 = rows = 0.0
     losses = [0.0, 0.0]
@@ -79,6 +80,7 @@ def test_divergence_agreement_and_losses_are_means_over_rows_that_count(pair, fo
     assert after == pytest.approx(losses[1] / math.log(2) / 100, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_each_site_has_its_own_error_on_inputs_of_the_float_model(pair, found):
     model, quantized = pair
     error = signal = 0.0
@@ -92,6 +94,7 @@ def test_each_site_has_its_own_error_on_inputs_of_the_float_model(pair, found):
     assert found.sites["head"].error == pytest.approx(math.sqrt(error / signal), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_site_without_rows_is_judged_by_its_weights(pair):
     model, quantized = pair
     one = {**BATCHES[0], "mask": None}
@@ -107,6 +110,7 @@ def test_a_site_without_rows_is_judged_by_its_weights(pair):
     assert "of weights" in str(found)
 
 
+@pytest.mark.thorough
 def test_bytes_are_those_of_the_file(pair, found, tmp_path):
     model, quantized = pair
     save(quantized, tmp_path)
@@ -119,6 +123,7 @@ def test_bytes_are_those_of_the_file(pair, found, tmp_path):
     assert found.sites["up"].bytes_before == 8 * 24 * 4
 
 
+@pytest.mark.thorough
 def test_a_model_against_itself_loses_next_to_nothing():
     model = Decoder()
     found = report(model, apply(model, plan(model, [("up", Spec())])), BATCHES)
@@ -140,6 +145,7 @@ def test_it_is_a_table_json_and_a_chart(found):
     assert "\n" not in repr(found)
 
 
+@pytest.mark.thorough
 def test_without_targets_there_is_no_loss(pair):
     found = report(*pair, [{"tokens": BATCHES[0]["tokens"]}])
     assert (found.loss_before, found.loss_after) == (None, None)
@@ -149,6 +155,7 @@ def test_without_targets_there_is_no_loss(pair):
         found.bits_per_byte(9)
 
 
+@pytest.mark.thorough
 def test_wrong_calls(pair):
     with pytest.raises(ValueError, match=r"needs rows that count, got no batches; pass"):
         report(*pair, [])

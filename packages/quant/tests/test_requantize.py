@@ -56,6 +56,7 @@ def test_it_gives_what_apply_gives_without_another_compilation():
     assert len(traced) == 1
 
 
+@pytest.mark.thorough
 def test_what_x_is_divided_by_stays():
     old, new = Policy(0), Policy(1)
     chosen = plan(old, [("up", Spec(weight="int4", group=8, method="awq"))])
@@ -73,6 +74,7 @@ def test_what_x_is_divided_by_stays():
     assert (error.reshape(groups.shape) <= step * 0.5001 + 1e-6).all()
 
 
+@pytest.mark.thorough
 def test_other_weights_are_refused():
     model = Policy(0)
     serving = nnx.state(apply(model, plan(model, RULES)))

@@ -20,6 +20,7 @@ from dovetail_quant.testing import problem
 QUANT = Path(__file__).parents[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [
@@ -53,6 +54,7 @@ def test_refusals(name: str) -> None:
         matmul(x, stack[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["w8a8", "digits", "blocked"])
 def test_no_rows(name: str) -> None:
     given = problem(Spec(), rows=1, shape=(6, 5))

@@ -63,6 +63,7 @@ def divergence(model, specs):
     return report(model, apply(model, chosen), batches(8)).kl
 
 
+@pytest.mark.thorough
 def test_a_predicted_cost_is_near_the_measured_one(model, found):
     for path, options in found.options.items():
         for option in options:
@@ -75,6 +76,7 @@ def test_a_predicted_cost_is_near_the_measured_one(model, found):
     assert found.predicted == pytest.approx(found.report.kl, rel=0.35)
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("a plan within a limit of bytes")
 def test_the_plan_is_the_best_of_all_of_its_costs_and_near_the_best_measured(model, found, limit):
     every = []
@@ -96,6 +98,7 @@ def test_the_plan_is_the_best_of_all_of_its_costs_and_near_the_best_measured(mod
     assert measured[0] <= 1.35 * min(measured)
 
 
+@pytest.mark.thorough("it measures each candidate")
 @pytest.mark.capability("a plan within a limit of bytes")
 def test_bytes_are_within_the_limit_and_those_of_the_report(found, limit):
     assert found.report.bytes_after <= limit
@@ -104,6 +107,7 @@ def test_bytes_are_within_the_limit_and_those_of_the_report(found, limit):
     assert found.report.bytes_after == found.rest_bytes + chosen
 
 
+@pytest.mark.thorough
 def test_it_prints_its_plan_and_the_numbers_of_the_model(found):
     text = str(found)
     assert text.startswith(f"{found.plan}\n\nbytes ")
@@ -113,6 +117,7 @@ def test_it_prints_its_plan_and_the_numbers_of_the_model(found):
     assert len(repr(found)) < 120
 
 
+@pytest.mark.thorough
 def test_more_bytes_buy_less_divergence(found):
     curve = found.curve(9)
     assert [limit for limit, _ in curve] == sorted(limit for limit, _ in curve)
@@ -164,6 +169,7 @@ def test_labels_are_the_keys_and_each_batch_has_its_own(model):
     assert abs(predicted(0, one * 2) / first - 1) > 1e-3
 
 
+@pytest.mark.thorough
 def test_wrong_calls(model):
     key, some = jax.random.key(0), batches(1)
     least = parameter_bytes(apply(model, plan(model, [(EVERY, CHOICES[0])])))

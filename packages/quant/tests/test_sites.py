@@ -26,6 +26,7 @@ class Everything(nnx.Module):
         self.blocks = nnx.List([nnx.Linear(4, 4, rngs=rngs)])
 
 
+@pytest.mark.thorough
 def test_kinds_axes_and_reasons():
     found = sites(Everything())
     assert {path: (site.kind, site.axes.sizes) for path, site in found.items()} == {
@@ -46,10 +47,12 @@ def test_kinds_axes_and_reasons():
     }
 
 
+@pytest.mark.thorough
 def test_an_abstract_model_has_the_same_sites():
     assert sites(nnx.eval_shape(Everything)) == sites(Everything())
 
 
+@pytest.mark.thorough
 def test_a_module_is_found_by_its_path():
     model = Everything()
     assert module_at(model, "blocks.0") is model.blocks[0]
@@ -97,6 +100,7 @@ def roles(model):
     return {path: site.role for path, site in sites(model).items() if site.role}
 
 
+@pytest.mark.thorough
 def test_a_head_stands_beside_its_embedding_and_has_its_rows():
     assert roles(Tower()) == {"embed": "embedding", "head": "head"}
     assert roles(Around()) == {"model.embed": "embedding", "lm_head": "head"}

@@ -40,6 +40,7 @@ def _w8a8(x, w, s):
     return rounded * a * b
 
 
+@pytest.mark.thorough
 def test_the_error_of_eight_bit_products_falls_where_inputs_have_outliers() -> None:
     w, x, stats = _problem()
     s, q, _ = smooth(jnp.asarray(w), stats, _W8A8)
@@ -53,6 +54,7 @@ def test_the_error_of_eight_bit_products_falls_where_inputs_have_outliers() -> N
     assert np.mean(steps == np.asarray(q.qvalue)) > 0.995  # float32 breaks ties otherwise
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 1.0])
 def test_the_scale_is_equation_4(alpha) -> None:
     w, x, stats = _problem()
@@ -66,6 +68,7 @@ def test_the_scale_is_equation_4(alpha) -> None:
     np.testing.assert_allclose(report.nearest, ((x @ dw) ** 2).sum(), rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_what_holds_nothing_is_not_smoothed() -> None:
     w, x, _ = _problem()
     x[:, 7], x[:, 8], w[9], w[10] = 0, 1e-6, 0, 1e-9
@@ -80,6 +83,7 @@ def test_what_holds_nothing_is_not_smoothed() -> None:
         assert report.error == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_dtypes_and_experts(dtype) -> None:
     w, _, stats = _problem()

@@ -33,12 +33,14 @@ def cases() -> dict[str, tuple[Matmul, list[Spec]]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", cases())
 def test_conforms(name: str) -> None:
     matmul, specs = cases()[name]
     check_matmul(matmul, *specs, rows=(5,) if name == "blocked" else (1, 5))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=16, act="int8")], ids=str)
 def test_auto_conforms(spec: Spec) -> None:
     check_matmul(Auto(spec=spec, platform="cpu"), spec, rows=(1, 513), shapes=[(96, 33)])
@@ -91,6 +93,7 @@ WRONG: dict[str, str] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", WRONG)
 def test_finds_what_is_wrong(how: str) -> None:
     with pytest.raises(AssertionError, match=WRONG[how]):

@@ -39,6 +39,7 @@ def integers(q: QArray) -> tuple[np.ndarray, np.ndarray]:
     return codes - zeros, np.asarray(q.scale)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("rows", [1, 6])
 def test_sums_are_those_of_integers(monkeypatch: pytest.MonkeyPatch, spec: Spec, rows: int) -> None:
@@ -57,6 +58,7 @@ def test_sums_are_those_of_integers(monkeypatch: pytest.MonkeyPatch, spec: Spec,
     assert np.array_equal(y, exact[0].astype(np.float32) * scale)
 
 
+@pytest.mark.thorough
 def test_the_longest_group_does_not_overflow() -> None:
     codes = jnp.full((1, LONGEST), -128, jnp.int8)
     block = PackedWeights(
@@ -92,6 +94,7 @@ def test_zero_points_outside_of_the_codes(zero: int, inputs: int) -> None:
     assert fits[1:].all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("zero", [100, 130])
 def test_terms_that_cancel_leave_an_exact_sum(zero: int) -> None:
     """float32 would be off by 2^5 in each of two terms near 2^30, and their difference is small."""
@@ -131,6 +134,7 @@ def test_digits_hold_what_float32_holds() -> None:
     assert abs(d).max() == 127
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("matmul", [W8A8(), Digits()], ids=str)
 def test_rows_without_a_step(matmul: W8A8 | Digits) -> None:
     given = problem(Spec(), rows=5, shape=(48, 7))
@@ -142,6 +146,7 @@ def test_rows_without_a_step(matmul: W8A8 | Digits) -> None:
     assert np.isfinite(y[4]).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_nan_among_many_inputs_is_seen(rows) -> None:
     """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""

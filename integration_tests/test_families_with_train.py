@@ -68,6 +68,7 @@ def test_a_run_of_a_family_resumes_and_its_export_is_read(trained, capsys):
     assert capsys.readouterr().out.startswith("def")
 
 
+@pytest.mark.thorough
 def test_another_model_is_refused(trained, capsys):
     family, file, run = trained
     option = ("--family", "llama") if family == "gemma3" else ("--experts", 2)

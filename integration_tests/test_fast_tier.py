@@ -161,8 +161,7 @@ def test_each_capability_has_a_fast_test_or_a_reason(folder):
 @pytest.mark.parametrize("folder", sorted(MEMBERS))
 def test_each_public_name_is_in_a_fast_test(folder):
     # Results and protocols may be used without their names.
-    words = {True: set(), False: set()}
-    for function in [*SUITES[folder], *SUITES["integration_tests"]]:
-        words[function.is_fast] |= function.words
-    names = public_names(folder)
-    assert sorted((names & words[False]) - words[True]) == []
+    own = [f for f in SUITES[folder] if not f.marks & APART]
+    used = set().union(*(f.words for f in own))
+    proved = set().union(*(f.words for f in own if f.is_fast or f.reasons))
+    assert sorted((public_names(folder) & used) - proved) == []

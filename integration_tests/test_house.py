@@ -118,6 +118,7 @@ def excess(file: Path) -> list[str]:
     return wrong + [f"{name}: {f}, {n} lines" for f, n in long.items() if n > FUNCTION_LINES]
 
 
+@pytest.mark.costly("it parses every file")
 def test_files_fit_python_311_and_the_budgets():
     assert [wrong for file in PYTHON for wrong in excess(file)] == []
 

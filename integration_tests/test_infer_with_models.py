@@ -108,6 +108,7 @@ def test_no_family_is_forgotten():
     assert FAMILIES.keys() - DECODERS.keys() == encoders
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("continuous batching of every decoder family")
 @pytest.mark.parametrize("operations", OPERATIONS)
 @pytest.mark.parametrize("family", DECODERS)
@@ -137,6 +138,7 @@ def test_an_engine_completes_as_the_likeliest_tokens_of_whole_rows(family):
     _check(results, prompts, lambda ids: logits(model, ids[None])[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3"])
 def test_company_does_not_change_a_bit_in_one_program(family):
     model = _random(DECODERS[family]).configure(ragged_dot=grouped_matmul)

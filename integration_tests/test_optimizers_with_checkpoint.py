@@ -51,6 +51,7 @@ def parameters():
     )
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("optimizer states saved and restored to the bit")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_next_step_is_the_one_that_would_have_come(name, tmp_path):

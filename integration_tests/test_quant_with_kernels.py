@@ -171,6 +171,7 @@ def test_the_entry_point_is_the_native_product():
     assert installed.load("native") is native
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=32)], ids=lambda s: s.weight)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_of_a_quantized_model_takes_it(family, spec):

@@ -142,6 +142,7 @@ def test_no_family_is_forgotten():
     assert CONFIGS.keys() == FAMILIES.keys()
 
 
+@pytest.mark.thorough("it compiles a decoder for each family")
 @pytest.mark.capability("every decoder family, quantized")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_family_computes_what_its_codes_stand_for(family):
@@ -216,6 +217,7 @@ def test_the_matrix_of_a_quantized_head(family):
     np.testing.assert_array_equal(matrix, wanted)
 
 
+@pytest.mark.thorough
 def test_scanned_and_recomputed_layers():
     quantized, _ = quantized_model("qwen3", INT4)
     want = jax.jit(answer)(quantized)
@@ -313,6 +315,7 @@ def test_rows_choose_adapters_over_codes(family, options):
     close(logits(under.configure(**options)), found)
 
 
+@pytest.mark.thorough
 def test_what_needs_arrays_refuses_codes(tmp_path):
     quantized, _ = quantized_model("mixtral", INT4)
     with pytest.raises(ValueError, match=r"got embed.embedding=Kernel\(\[29, 16\] as int4"):

@@ -65,6 +65,7 @@ def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished)
     assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4
 
 
+@pytest.mark.thorough
 def test_it_was_killed_and_the_steps_after_the_checkpoint_were_repeated(finished):
     out, shown = finished
     assert "Killed on purpose (SIGKILL). Resuming in a new process." in shown

@@ -148,6 +148,7 @@ def test_one_digest_from_the_checkpoint_to_the_served_version(trained, run, tmp_
     assert np.abs(trained[1](x) - fresh(x)).max() > 1e-2
 
 
+@pytest.mark.thorough
 def test_the_command_serves_it_with_its_digest_and_ends_with_0(trained, run, tmp_path):
     repository = tmp_path / "repository"
     digest = bundle_run(run, repository / "clusters/1", model=outline(), **OPTIONS)

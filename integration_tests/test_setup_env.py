@@ -61,6 +61,7 @@ def set_up(root: Path, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_killed_then_failed_then_made_then_at_once(frame, offline, monkeypatch):
     killed = set_up(frame, UV_DOES="kill")

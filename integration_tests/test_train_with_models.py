@@ -130,6 +130,7 @@ def test_a_compute_cast_rounds_no_bias():
     np.testing.assert_allclose(steps, np.round(steps), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_skipped_step_moves_no_bias():
     trainer, batch = BALANCED["trainer"](accumulate=2), BALANCED["rows"](1)
     state, _ = trainer.step(trainer.init(BALANCED["skewed"]("deepseek_v3")), BALANCED["rows"](0))

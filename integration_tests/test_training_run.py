@@ -25,6 +25,8 @@ import pytest
 import forced_devices
 from dovetail_stack import cli
 
+pytestmark = pytest.mark.thorough
+
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 GATED = str(Path(__file__).parent / "programs" / "gated.py")
 STEPS = 40
@@ -122,7 +124,6 @@ def unbroken(tmp_path_factory):
     return out
 
 
-@pytest.mark.thorough
 def test_it_learns_and_exports_what_transformers_reads(unbroken):
     losses = _losses(unbroken)
     assert sorted(losses) == list(range(STEPS))
@@ -153,7 +154,6 @@ def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tm
     assert _weights(out) == _weights(unbroken)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
@@ -181,6 +181,7 @@ def _largest(directory):
     return max(files, key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.thorough("several runs of the command")
 @pytest.mark.capability("dovetail train finds a flipped bit and restores the step before")
 def test_a_flipped_bit_is_found_and_the_step_before_is_restored(unbroken, tmp_path):
     out = tmp_path / "run"
@@ -202,7 +203,6 @@ def test_a_flipped_bit_is_found_and_the_step_before_is_restored(unbroken, tmp_pa
     assert _weights(out) == _weights(unbroken)
 
 
-@pytest.mark.thorough
 def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
@@ -285,7 +285,6 @@ def test_a_folder_without_text_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.thorough
 def test_what_holds_no_text_is_skipped_and_changes_nothing(files, tmp_path):
     short = ("--steps", "6")
     code, output = _main(*_new(tmp_path / "plain", files, *short))
@@ -312,7 +311,6 @@ def test_other_settings_for_a_run_are_refused_and_named(unbroken):
     assert _weights(unbroken) == before
 
 
-@pytest.mark.thorough
 def test_a_finished_run_is_extended_by_steps_and_exported_again(unbroken, tmp_path):
     out, more = tmp_path / "run", STEPS + 3
     shutil.copytree(unbroken, out)
@@ -366,7 +364,6 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):
     assert "the tokenizer has 500 ids and the model 400: use the tokenizer.json" in output
 
 
-@pytest.mark.thorough
 def test_generate_continues_the_prompt(unbroken):
     line = ["generate", str(unbroken), "--prompt", "def read_", "--max-tokens", "20"]
     other = subprocess.run(
@@ -387,7 +384,6 @@ def test_more_devices_than_there_are_is_refused(files, tmp_path):
     )
 
 
-@pytest.mark.thorough
 def test_a_plan_needs_no_devices_and_starts_nothing(files, tmp_path):
     out = tmp_path / "run"
     options = ("--fsdp", "4", "--tensor", "2", "--remat", "all", "--estimate", "NVIDIA H200")

@@ -42,6 +42,7 @@ def adapted(request):
     return model
 
 
+@pytest.mark.thorough
 def test_adapters_off_is_the_removed_model_a_twin_and_a_field(adapted, batch):
     base = qlora.remove(adapted)
     rows = np.asarray(token_logps(base, batch).logprob.sum(1))

@@ -23,6 +23,7 @@ def test_the_way_is_short(measured):
     assert measured["hops"] <= HOPS, "\n".join(measured["stack"])
 
 
+@pytest.mark.thorough
 def test_it_leads_from_the_command_to_the_trainer(measured):
     first, last = measured["stack"][0], measured["stack"][-1]
     assert first == "packages/stack/src/dovetail_stack/cli.py:main"

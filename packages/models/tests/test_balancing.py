@@ -54,7 +54,7 @@ def counted(model, tokens):
     record_load(model, taps["router"])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("it routes for many steps")
 @pytest.mark.parametrize("scan", [False, True])
 def test_biases_are_those_of_numpy(model, scan):
     model = nnx.clone(model).configure(scan=scan)

@@ -217,7 +217,6 @@ def test_every_rule_of_the_contract_has_a_case():
     assert CHANGES.keys() | APART == {rule.entry for rule in RULES}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["orbax", "memory"])
 def test_an_unchanged_run_is_resumed_without_a_word(saved, kind, caplog):
     store = saved(kind)
@@ -320,13 +319,11 @@ def test_a_schedule_takes_the_place_of_a_constant_at_the_restored_step(saved, ki
     got = fit(saved(kind), tx=tx, steps=6, resume="convert").state
     assert int(got.opt[1][2].count) == 6
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **ROUNDING), got.params, wanted)
-    # From its own step 0 it ends elsewhere.
-    zero = optax.ScaleByScheduleState(count=jnp.int32(0))
+    zero = optax.ScaleByScheduleState(count=jnp.int32(0))  # its own step 0 ends elsewhere
     other = _continued(before.params, (clip, (adam, decay, zero)), tx, start=STEPS, stop=6)[-1]
     assert not np.allclose(got.params["kernel"], other["kernel"], **ROUNDING)
 
 
-@pytest.mark.thorough
 def test_updates_that_were_skipped_do_not_move_a_new_counter():
     class Refusing(Below):
         def judge(self, history, *, grad_norm, loss):
@@ -339,7 +336,6 @@ def test_updates_that_were_skipped_do_not_move_a_new_counter():
     assert int(got.opt[1][2].count) == STEPS - 1 == int(got.opt[1][0].count)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["orbax", "memory"])
 def test_an_average_that_is_added_begins_at_the_restored_parameters(tmp_path, kind):
     store = OrbaxStore(tmp_path) if kind == "orbax" else Memory()
@@ -392,7 +388,6 @@ def test_a_moment_of_another_dtype_is_made_anew_and_named(saved, caplog):
     assert "made opt.1.0.mu.bias, opt.1.0.mu.kernel" in caplog.text
 
 
-@pytest.mark.thorough
 def test_a_run_extended_by_steps_alone_is_the_run_that_was_long_from_the_start(saved):
     got, whole = fit(saved("orbax"), steps=6), fit(Memory(), steps=6)
     jax.tree.map(np.testing.assert_array_equal, got.state, whole.state)

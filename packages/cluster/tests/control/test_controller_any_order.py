@@ -127,8 +127,8 @@ class Faults(RuleBasedStateMachine):
 
 
 TestFaults = pytest.mark.usefixtures("unchecked")(Faults.TestCase)
-TestFaults = pytest.mark.capability("faults in any order")(TestFaults)
 TestFaults = pytest.mark.costly("the order of faults is random")(TestFaults)
+TestFaults = pytest.mark.capability("faults in any order")(TestFaults)
 TestFaults.settings = settings(
     max_examples=200, stateful_step_count=25, deadline=None, derandomize=True
 )

@@ -76,7 +76,6 @@ def test_no_rows_give_empty_outputs_and_run_nothing(mlp):
     assert model._compiled == {}
 
 
-@pytest.mark.thorough
 def test_arrays_of_jax_are_taken_and_left_alone(mlp):
     path, expected = mlp
     model = load(path)
@@ -104,7 +103,6 @@ def test_wrong_inputs_are_refused_before_anything_runs(mlp):
     assert model._compiled == {}
 
 
-@pytest.mark.thorough
 def test_threads_call_one_model_and_compile_once(mlp):
     path, expected = mlp
     model = load(path, verify="none")
@@ -189,7 +187,6 @@ def test_no_devices_are_refused(mlp):
         load(mlp[0], devices=[])
 
 
-@pytest.mark.thorough
 def test_a_bundle_for_other_platforms_is_refused(tmp_path):
     export(
         lambda p, *, x: {"y": x * 2},
@@ -203,7 +200,6 @@ def test_a_bundle_for_other_platforms_is_refused(tmp_path):
         load(tmp_path / "1")
 
 
-@pytest.mark.thorough
 def test_without_a_batch_axis_the_shape_is_fixed(tmp_path):
     export(
         lambda p, *, x, n: {"y": x.sum(0) * n, "n": n + 1},
@@ -252,7 +248,6 @@ def label(arrays, assets):
     return {"label": labels, "score": arrays["score"]}
 
 
-@pytest.mark.thorough
 def test_host_functions_run_before_and_after(tmp_path):
     host_bundle(tmp_path / "1")
     model = load(tmp_path / "1", functions={"encode": encode, "label": label})
@@ -268,7 +263,6 @@ def test_host_functions_run_before_and_after(tmp_path):
     }
 
 
-@pytest.mark.thorough
 def test_missing_and_wrong_host_functions_are_refused(tmp_path):
     host_bundle(tmp_path / "1")
     with pytest.raises(

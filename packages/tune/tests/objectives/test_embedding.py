@@ -71,8 +71,8 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 class TestInfoNce:
-    @pytest.mark.thorough
     @pytest.mark.parametrize("case", CASES)
     def test_equals_float64(self, model, case):
         options, batch = CASES[case][0], _batch(**CASES[case][1])
@@ -111,7 +111,6 @@ class TestInfoNce:
         # The float32 features round to 1e-7 of a difference of about 0.1; third-order terms.
         np.testing.assert_allclose((values[0] - values[1]) / (2 * step), square, rtol=2e-3)
 
-    @pytest.mark.thorough
     def test_memory_is_that_of_a_chunk(self, model):
         batch = rows_of(rows=64, length=64)
         graph, state = nnx.split(model)
@@ -132,12 +131,10 @@ class TestInfoNce:
         loss = nce(encode=mean_pooled(), rows=3)
         assert (loss.rows, loss.whole_batch) == (3, True)
 
-    @pytest.mark.thorough
     def test_a_positive_that_only_ties_is_not_first(self):
         terms = nce(encode=_linear)(0 * WEIGHT, _numbers(6), key=None)
         assert (float(terms["accuracy"][0]), float(terms["accuracy"][1])) == (0, 3)
 
-    @pytest.mark.thorough
     def test_pairs_without_negatives_have_no_similarity_of_them(self):
         batch = _numbers(6) | {"group_ids": np.zeros(6, np.int32)}
         terms = nce(encode=_linear)(WEIGHT, batch, key=None)
@@ -145,7 +142,6 @@ class TestInfoNce:
         assert (counts.pop("similarity_negative"), set(counts.values())) == (0, {3})
         assert float(terms["negatives"][0]) == float(terms["info_nce"][0]) == 0
 
-    @pytest.mark.thorough
     def test_the_metrics_have_no_gradient(self):
         def value(w):
             terms = nce(encode=_linear)(w, _numbers(6), key=None)
@@ -153,7 +149,6 @@ class TestInfoNce:
 
         np.testing.assert_array_equal(jax.grad(value)(WEIGHT), np.zeros_like(WEIGHT))
 
-    @pytest.mark.thorough
     def test_a_row_without_a_token_may_hold_anything(self):
         def value(w, batch):
             return mean_loss(nce(encode=_linear, rows=3, symmetric=True))(w, batch)[0]
@@ -165,7 +160,6 @@ class TestInfoNce:
         assert want[0] > 0
         jax.tree.map(np.testing.assert_array_equal, came, want)
 
-    @pytest.mark.thorough
     def test_fillers_alone_cost_nothing(self):
         def value(w):
             terms = nce(encode=_linear)(w, _numbers(4, empty=(0, 1, 2, 3)), key=None)
@@ -177,8 +171,8 @@ class TestInfoNce:
         np.testing.assert_array_equal(gradient, np.zeros_like(WEIGHT))
 
 
+@pytest.mark.thorough
 class TestTriplet:
-    @pytest.mark.thorough
     @pytest.mark.parametrize("distance", ["euclidean", "squared", "cosine"])
     def test_rows_are_anchor_positive_and_negative(self, model, distance):
         batch = _batch(18, empty=(4,))
@@ -203,14 +197,12 @@ class TestTriplet:
         }
         _assert_terms(terms, {name: (x.sum(), 5.0) for name, x in expected.items()})
 
-    @pytest.mark.thorough
     def test_mined_rows_equal_float64(self, model):
         batch = _batch(23, ids=6, empty=(4, 9))
         loss = triplet(encode=mean_pooled(), margin=0.1, rows=1)
         terms = jax.jit(lambda batch: loss(model, batch, key=None))(batch)
         _assert_terms(terms, batch_hard(pooled(model, batch), batch, margin=0.1))
 
-    @pytest.mark.thorough
     @pytest.mark.parametrize("rows", [1, 3])
     def test_does_not_depend_on_chunks(self, rows):
         batch = _numbers(24, ids=5, empty=(7,))
@@ -241,7 +233,6 @@ class TestMeanPooled:
             expected = pooled(model, batch, normalize=normalize)
             np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.thorough
     def test_averages_all_tokens_without_segments(self, model):
         tokens = _batch(5)["tokens"]
         whole = {"tokens": tokens, "segment_ids": np.ones_like(tokens)}

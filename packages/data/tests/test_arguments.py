@@ -19,6 +19,7 @@ from dovetail_data._arguments import (
 PROGRAM = Path(__file__).parent / "programs" / "arguments.py"
 
 
+@pytest.mark.thorough
 def test_every_wrong_type_is_answered_with_what_to_pass(tmp_path):
     """Over a hundred arguments of public functions, each with values of eleven kinds."""
     run = subprocess.run(

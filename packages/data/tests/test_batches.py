@@ -28,6 +28,7 @@ def joined(parts):
     return {name: np.concatenate([host[name] for host in parts]) for name in parts[0]}
 
 
+@pytest.mark.thorough
 @given(hosts=st.sampled_from([1, 2, 3, 6]), later=st.sampled_from([1, 2, 3, 6]))
 @settings(max_examples=8, deadline=None)
 def test_any_number_of_hosts_holds_the_same_global_batches(rows, hosts, later):
@@ -43,6 +44,7 @@ def test_any_number_of_hosts_holds_the_same_global_batches(rows, hosts, later):
         same(joined([next(host) for host in parts]), next(whole))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_a_run_resumes_after_every_step(rows, epochs):
     def fresh():
@@ -294,6 +296,7 @@ def test_an_evaluation_counts_every_pair_once(rows, pairs, hosts):
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), expected)
 
 
+@pytest.mark.thorough
 def test_grains_own_check_of_checkpoints_passes(rows):
     class Dataset(grain.IterDataset):
         def __iter__(self):

@@ -11,6 +11,7 @@ from dovetail_data import Pretrained, train_bpe
 CORPUS = ["the cat sat on the mat\n", "the dog sat on the log\n", "el niño comió piñas\n"] * 5
 
 
+@pytest.mark.thorough
 def test_the_same_texts_give_the_same_file_in_any_process(tmp_path):
     train_bpe(iter(CORPUS), tmp_path / "here.json", vocab_size=300)
     program = (

@@ -208,6 +208,7 @@ def test_help(command):
         assert (code, expected in out) == (0, True)
 
 
+@pytest.mark.thorough
 def test_the_module_with_workers_and_a_pipe_that_is_closed(here, corpus):
     module = [sys.executable, "-m", "dovetail_data"]
     line = ["write", "in.jsonl", "--workers", "2", "--out", "out"]

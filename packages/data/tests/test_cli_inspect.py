@@ -119,6 +119,7 @@ def test_a_page_and_another_tokenizer(corpus, here, command, bpe):
     assert f">{bpe.decode([ord('m')])}</span>" in (here / "page.html").read_text()
 
 
+@pytest.mark.thorough
 def test_characters_that_a_stream_cannot_hold_are_escaped(corpus):
     program = [sys.executable, "-m", "dovetail_data", "inspect", "corpus", "--rows", "1"]
     environment = {"PYTHONIOENCODING": "ascii", "PATH": ""}

@@ -297,6 +297,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 def test_an_interrupted_write_goes_on(here, command):
     (here / "in").mkdir()
     for i in range(4):

@@ -57,6 +57,7 @@ def test_all_members_are_read_wherever_pieces_end(directory, ending, members, pi
             assert stream.read() == b"".join(members)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_file_cut_anywhere_is_damaged(tmp_path, ending):
     content = COMPRESS[ending](LINES[:400])

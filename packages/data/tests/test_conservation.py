@@ -66,6 +66,7 @@ def test_an_epoch_gives_every_pair_once(corpora, pairs, data):
     assert delivered_pairs == sorted(expected_pairs(corpus))
 
 
+@pytest.mark.thorough("many runs on several hosts")
 @pytest.mark.capability("resuming on any number of hosts")
 @settings(deadline=None, max_examples=3)
 @given(st.data())

@@ -158,6 +158,7 @@ def test_a_flipped_bit_in_a_table_does_not_open(copied):
         Corpus(copied)
 
 
+@pytest.mark.thorough
 def test_every_flip_in_a_shard_is_found_or_touches_no_document(corpus, copied):
     path = copied / "00002.array_record"
     whole = path.read_bytes()

@@ -231,6 +231,7 @@ def on_hosts(directory, count, *, devices, steps, state=""):
     return merged
 
 
+@pytest.mark.thorough
 def test_two_processes_hold_the_global_batches_of_one_and_go_on_from_its_state(rows):
     directory = str(rows.corpus.directory)
     alone = on_hosts(directory, 1, devices=4, steps=4)
@@ -253,6 +254,7 @@ print(next(ahead)["tokens"].shape, next(sent)["tokens"].shape)
 """
 
 
+@pytest.mark.thorough
 def test_a_script_that_ends_with_open_iterators_prints_no_error(tmp_path):
     line = [sys.executable, "-c", AT_EXIT]
     run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -139,6 +139,7 @@ def failed(call) -> tuple[type, str]:
     return caught.type, str(caught.value)
 
 
+@pytest.mark.thorough
 def test_too_many_damaged_records_end_it_as_they_end_one_process(lines, tmp_path):
     options = {"encoder": Text(Bytes()), "shard_bytes": 20_000, "max_corrupt": 1}
     source = jsonl(lines)
@@ -246,6 +247,7 @@ class Limited(Text):
         return documents
 
 
+@pytest.mark.thorough
 def test_a_full_disk_of_a_worker_has_the_advice_of_one_process(tree, tmp_path):
     message = r"the disk must take the corpus: got .*File too large.*from 0 finished shards"
     with pytest.raises(OSError, match=message):
@@ -278,6 +280,7 @@ def staged_behind_a_shard(directory: Path) -> list[Path]:
     return sorted((directory / "staged").glob("*/*-??????")) if shards else []
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("writing of shards on many hosts, killed")
 def test_a_killed_driver_goes_on_from_what_workers_finished(tree, cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail_data._workers._LARGE_BYTES", 1 << 25)  # as in the program
@@ -301,6 +304,7 @@ def test_a_killed_driver_goes_on_from_what_workers_finished(tree, cluster, tmp_p
     assert left == one[-len(left) :]
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("writing of shards on many hosts, killed")
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
 def test_no_worker_outlives_its_driver(tree, cluster, tmp_path, kill):

@@ -71,6 +71,7 @@ def noisy(image, rng):
     return image[:4].astype(np.float32) + rng.normal(size=(4, 1, 1)).astype(np.float32)
 
 
+@pytest.mark.thorough
 def test_random_transforms_are_the_same_on_any_number_of_hosts(corpus):
     rows = images(corpus, transform=noisy)
     whole = list(batches(rows, global_batch=4, seed=1, epochs=3))

@@ -71,6 +71,7 @@ def shard_files(shard):
     return [shard["records"], shard["table"]]
 
 
+@pytest.mark.thorough
 def test_a_flip_of_any_bit_is_found_with_its_file(directory):
     names = ["index.json", "parts.json", "ledger.jsonl", "bytes.json", "00000.npy"]
     rng = random.Random(0)
@@ -135,6 +136,7 @@ def test_an_older_index_that_contradicts_itself_is_damaged(directory, changed):
         Corpus(directory)
 
 
+@pytest.mark.thorough
 def test_every_flip_of_an_older_index_is_an_error_or_changes_no_document(directory):
     older(directory)
     path = directory / "index.json"

@@ -105,6 +105,7 @@ _index_file.load(
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at, whole", [(2, False), (5, False), (6, True)])
 def test_a_killed_writer_leaves_all_or_nothing(tmp_path, at, whole):
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(at)]

@@ -26,6 +26,7 @@ def test_functions_are_not_hidden_by_modules_of_their_name(name):
     assert callable(getattr(dovetail_data, name))
 
 
+@pytest.mark.thorough
 def test_the_program_of_the_readme_runs_as_printed(tmp_path):
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

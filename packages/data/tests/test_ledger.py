@@ -56,6 +56,7 @@ def test_another_identity_is_an_error(tmp_path):
         pass
 
 
+@pytest.mark.thorough
 def test_a_second_writer_is_an_error(tmp_path):
     program = (
         "import sys; from pathlib import Path; from dovetail_data.ledger import open_ledger\n"

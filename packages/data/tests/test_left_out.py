@@ -59,6 +59,7 @@ def stacked(parts):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+@pytest.mark.thorough
 @given(ranges=RANGES, hosts=st.sampled_from([1, 2, 4]), seed=st.sampled_from([None, 3]))
 @settings(max_examples=12, deadline=None)
 def test_batches_are_those_of_the_order_without_the_places(rows, ranges, hosts, seed):
@@ -75,6 +76,7 @@ def test_batches_are_those_of_the_order_without_the_places(rows, ranges, hosts, 
         assert explained == [one_by_one.explain(int(p))[0] for p in kept[4 * step : 4 * step + 4]]
 
 
+@pytest.mark.thorough
 @given(ranges=RANGES)
 @settings(max_examples=8, deadline=None)
 def test_a_run_with_left_out_places_resumes_after_every_step_in_any_shape(rows, ranges):

@@ -52,6 +52,7 @@ def test_the_generator_depends_on_its_key_alone():
     assert values[0] == values[2] != values[1]
 
 
+@pytest.mark.thorough
 def test_another_seed_draws_other_numbers_at_the_same_place(corpus_of):
     rows = pad(corpus_of([5]), length=4).map(lambda row, rng: {"draw": rng.random(3)})
     draws = [batches(rows, global_batch=1, seed=s).batch(7)["draw"] for s in (1, 1, 2, None)]

@@ -50,6 +50,7 @@ def fails(source, directory, **options):
         written(source, directory, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lines, workers", [(1, 1), (10, 2), (300, 1)])
 def test_a_mended_source_is_continued(source, tmp_path, caplog, lines, workers):
     fails(source, tmp_path / "c")
@@ -67,6 +68,7 @@ def test_a_mended_source_is_continued(source, tmp_path, caplog, lines, workers):
     )
 
 
+@pytest.mark.thorough
 def test_shards_with_a_mended_file_are_written_again(source, tmp_path, caplog):
     damage(source / "f9.jsonl")
     fails(source, tmp_path / "c", max_corrupt=1)
@@ -78,6 +80,7 @@ def test_shards_with_a_mended_file_are_written_again(source, tmp_path, caplog):
     assert "changed are f5.jsonl, f9.jsonl. 2 of 4 finished" in caplog.records[0].getMessage()
 
 
+@pytest.mark.thorough
 def test_it_may_fail_again_and_again(source, tmp_path):
     damage(source / "f8.jsonl")
     for name in (DAMAGED, "f8.jsonl"):
@@ -88,6 +91,7 @@ def test_it_may_fail_again_and_again(source, tmp_path):
     assert contents(tmp_path / "c") == contents(written(source, tmp_path / "whole").directory)
 
 
+@pytest.mark.thorough
 def test_records_may_be_left_out_after_a_failure(source, tmp_path):
     fails(source, tmp_path / "c")
     corpus = written(source, tmp_path / "c", max_corrupt=1)

@@ -61,6 +61,7 @@ def test_neighbours_are_scattered():
     assert (values == np.arange(n)).sum() < 8  # fixed points of a random permutation: Poisson(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [257, 4099, 10**9 + 7])  # both numbers of rounds
 def test_neighbours_are_independent_over_keys(n):
     draws = 2000
@@ -115,6 +116,7 @@ def test_many_rows_are_hit_evenly_and_none_twice(n):
         assert chi2 < 63 + 5 * math.sqrt(2 * 63)  # 5 standard deviations of chi squared
 
 
+@pytest.mark.thorough
 @given(
     n=st.integers(1, 300),
     start=st.integers(0, 1000),

@@ -31,6 +31,7 @@ def every_pair(lengths):
     )
 
 
+@pytest.mark.thorough
 @given(
     lengths=SOME,
     length=st.integers(1, 23),
@@ -52,6 +53,7 @@ def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed, 
     np.testing.assert_array_equal(following[inside], batch["targets"][inside])
 
 
+@pytest.mark.thorough
 @given(
     lengths=SOME,
     extra=st.integers(0, 3),
@@ -66,6 +68,7 @@ def test_padding_keeps_every_pair_in_order(corpus_of, pairs, lengths, extra):
     assert batch["segment_ids"].max() == 1
 
 
+@pytest.mark.thorough
 @given(lengths=SOME, length=st.integers(1, 23), seed=st.integers(0, 3))
 @settings(max_examples=25, deadline=None)
 def test_first_fit_is_what_is_usually_told(corpus_of, lengths, length, seed):
@@ -125,6 +128,7 @@ def test_documents_that_fit_together_fill_their_rows(corpus_of):
     assert segments.tolist() == [1, 2, 2, 1] or rows.fill == pytest.approx(22 / 28)
 
 
+@pytest.mark.thorough
 def test_lognormal_documents_fill_999_of_1000_slots(corpus_of):
     lengths = np.maximum(np.random.default_rng(0).lognormal(4, 1, 4000).astype(int), 2)
     assert pack(corpus_of(lengths.tolist()), length=256).fill > 0.999

@@ -139,6 +139,7 @@ def test_another_corpus_is_an_error(corpus_of):
         pairs(corpus_of([3, 4]), length=4)
 
 
+@pytest.mark.thorough
 def test_a_pair_is_one_place_to_leave_out(corpus):
     rows = pairs(corpus, length=8)
     plain = batches(rows, global_batch=2, seed=0)

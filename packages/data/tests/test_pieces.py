@@ -26,6 +26,7 @@ def read(tokenizer, ids):
     return pieces
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(TEXTS)
 def test_bytes_are_read_as_characters(text):

@@ -51,6 +51,7 @@ def test_all_ids_of_a_prompt_stand_in_its_row(corpus):
     assert (rows.tokens, rows.fill) == (8, 8 / 12)
 
 
+@pytest.mark.thorough
 def test_extra_gives_what_else_the_records_held(corpus):
     rows = prompts(corpus, length=4)
     batch = next(batches(rows, global_batch=3, seed=5))

@@ -82,6 +82,7 @@ def test_a_place_far_out_needs_no_steps():
     assert nth.tolist() == [(3, 7)[expected[-1]] * far + expected[:-1].count(expected[-1])]
 
 
+@pytest.mark.thorough
 @given(counts=COUNTS, scale=st.fractions(Fraction(1, 7), 9))
 @settings(max_examples=50, deadline=None)
 def test_weights_with_a_small_denominator_are_exact(counts, scale):

@@ -123,6 +123,7 @@ def test_nothing_is_read_beyond_the_end(rows):
     assert min(recording.counts) > 0
 
 
+@pytest.mark.thorough
 def test_threads_end_with_their_iterator(rows):
     def ours():
         return {thread for thread in threading.enumerate() if thread.name.startswith("batches")}
@@ -151,6 +152,7 @@ def program(tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_processes_resume_after_a_kill_with_full_queues(rows, program):
     with start(program, rows, state="", steps=12, workers=0) as plain:
         output, _ = plain.communicate("\n" * 12)
@@ -169,6 +171,7 @@ def test_processes_resume_after_a_kill_with_full_queues(rows, program):
     assert len(expected) == 12
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_is_an_error(rows, program, tmp_path):
     dying = PROGRAM.replace("    rows = pack(", "    np.zeros\n    rows = Dying.of(").replace(
         "def digest",

@@ -125,6 +125,7 @@ def stop_after(events):
     return progress
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_write_goes_on_here_and_on_another_machine(
     elsewhere, memory, source, expected, tmp_path, monkeypatch
@@ -155,6 +156,7 @@ def test_a_url_with_other_files_is_refused(memory, source):
     assert uploaded(memory) == {"notes.txt": b"mine"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_faults_of_the_storage_cost_retries_alone(seed, faulty, memory, source, expected, caplog):
     with caplog.at_level(logging.WARNING, "dovetail_data._remote"):
@@ -168,6 +170,7 @@ def test_faults_of_the_storage_cost_retries_alone(seed, faulty, memory, source, 
     assert list(corpus.directory.glob(".*.partial")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["fail", "hang", "cut", "flip"])
 def test_storage_that_never_answers_rightly_is_given_up(
     fault, faulty, memory, source, monkeypatch, tmp_path
@@ -265,6 +268,7 @@ def test_a_source_that_does_not_fit_the_disk_is_refused(memory, monkeypatch):
         text("memory://b/a.txt")
 
 
+@pytest.mark.thorough
 def test_the_command_takes_urls(memory, command, source, expected):
     for i, content in enumerate(TEXTS):
         MemoryFileSystem().pipe_file(f"/b/in/{i:03d}.txt", content.encode())
@@ -293,6 +297,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "url, package, install",
     [

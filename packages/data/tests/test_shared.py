@@ -53,6 +53,7 @@ def test_little_goes_as_it_is(exchange):
     assert os.listdir(exchange.directory) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="mapped files are read from /proc")
 def test_the_memory_is_freed_with_the_last_array(exchange):
     value = Sender(batch, exchange.directory)(0).receive()

@@ -104,6 +104,7 @@ def test_a_shard_of_staged_files_has_the_bytes_of_one_process(work, place, tmp_p
         assert (place.directory / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_shard_takes_the_memory_of_one_task(place):
     names = [f"{i:08d}-000000" for i in range(16)]
     for i, name in enumerate(names):

@@ -56,6 +56,7 @@ def test_a_template_without_blocks_has_no_spans():
     assert Template(BLOCKS).generation
 
 
+@pytest.mark.thorough
 @given(
     texts=st.lists(st.text(st.sampled_from("ab\n\ufdd0\ufdd1\ufdd2é{%}"), max_size=5), min_size=1)
 )

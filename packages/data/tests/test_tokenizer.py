@@ -93,6 +93,7 @@ def test_special_tokens_of_a_template_are_read_where_they_stand(tokenizer):
     assert covered == set(range(29))
 
 
+@pytest.mark.thorough
 @given(st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|", "é", " a", "日本", "\n"])))
 @settings(max_examples=80, deadline=None)
 def test_ids_with_specials_are_those_of_the_library(bpe, pieces):
@@ -104,6 +105,7 @@ def test_ids_with_specials_are_those_of_the_library(bpe, pieces):
     np.testing.assert_array_equal(encoding.spans, np.array(expected.offsets).reshape(-1, 2))
 
 
+@pytest.mark.thorough
 @given(st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|", "é", " a", "日本", "\n"])))
 @settings(max_examples=80, deadline=None)
 def test_bytes_between_specials_are_those_of_the_text(pieces):

@@ -80,6 +80,7 @@ def test_what_is_left_of_a_large_part_is_what_its_slices_lack(monkeypatch, count
         assert pieces[-1].input_part.name == "c"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl"])
 def test_a_large_part_is_encoded_in_slices_and_resumed_within(tmp_path, monkeypatch, name, workers):
@@ -174,6 +175,7 @@ def test_an_encoder_that_loses_a_record_is_an_error(tmp_path):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Losing(Bytes()))
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_is_an_error(tmp_path):
     (tmp_path / "x.txt").write_text("a")
     program = (
@@ -197,6 +199,7 @@ def test_a_worker_that_dies_is_an_error(tmp_path):
     assert "Guard the script" in message
 
 
+@pytest.mark.thorough
 def test_an_error_in_a_worker_reaches_the_caller(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     program = (

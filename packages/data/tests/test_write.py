@@ -80,12 +80,14 @@ def undisturbed(tree, program, tmp_path_factory):
     return digests(directory), progress
 
 
+@pytest.mark.thorough
 def test_workers_do_not_change_a_byte(tree, program, undisturbed, tmp_path):
     finish([program, tree, tmp_path / "c", "2"])
     assert digests(tmp_path / "c") == undisturbed[0]
     assert sum(name.endswith(".array_record") for name in undisturbed[0]) >= 3
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("writing of shards, killed or on a full disk")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_at_random_moments_the_bytes_are_the_same(
@@ -131,6 +133,7 @@ def test_a_crash_around_the_rename_of_a_shard(tree, tmp_path, monkeypatch, shard
     assert digests(tmp_path / "c") == digests(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_a_killed_writer_leaves_no_worker_behind(tree, program, tmp_path):
     with start([program, tree, tmp_path / "c", "2"]) as writer:
         writer.stdout.readline()

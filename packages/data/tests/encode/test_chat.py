@@ -142,6 +142,7 @@ def test_what_blocks_write_is_learnt_whoever_says_it():
     assert shown(encoded(template, messages, train_on="last")) == "-a-b-c-[d]"
 
 
+@pytest.mark.thorough
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=2, max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_any_conversation_is_masked_by_its_bytes(texts):
@@ -311,6 +312,7 @@ def test_the_layout_holds_ids_and_marks():
     assert (layout["mask"].dtype, layout["mask"].vocab_size) == ("|u1", None)
 
 
+@pytest.mark.thorough
 def test_fingerprints_tell_what_changes_the_arrays(bpe):
     variants = [
         Chat(Bytes(), template=LLAMA),

@@ -20,6 +20,7 @@ def renderer():
     return _chats.Renderer(Bytes(), Template(LINES))
 
 
+@pytest.mark.thorough
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_an_id_counts_if_all_of_its_characters_do(data):

@@ -66,6 +66,7 @@ def test_text_in_strings_is_never_special():
     assert shown(document, "rejected") == ("^<|bos|>$", "$")
 
 
+@pytest.mark.thorough
 @given(*[st.text(st.characters(codec="utf-8"), max_size=8)] * 3)
 @settings(max_examples=60, deadline=None)
 def test_any_strings_are_masked_by_their_bytes(prompt, chosen, rejected):

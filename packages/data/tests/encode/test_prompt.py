@@ -63,6 +63,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(st.text("xyz", min_size=1), JSON, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_any_other_fields_come_back(fields):

@@ -113,6 +113,7 @@ def conversations(draw):
     return [{"role": role, "content": draw(TEXTS)} for role in roles]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("template, pieces", FAMILIES, ids=["qwen", "phi", "mistral"])
 @given(conversations())
 @settings(max_examples=25, deadline=None)

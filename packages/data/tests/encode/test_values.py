@@ -193,6 +193,7 @@ def test_values_of_bfloat16_pass_through_processes(workers, tmp_path):
         np.testing.assert_array_equal(bits(batch["embedding"][i]), bits(given[i]["embedding"]))
 
 
+@pytest.mark.thorough
 def test_rows_refuse_values_that_they_cannot_hold(written):
     reward, logps = values("float32"), values("float32", per_token=True)
     of_record = written([{"text": "a", "reward": 1}], Text(Bytes(), fields={"reward": reward}))

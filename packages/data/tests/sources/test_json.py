@@ -19,6 +19,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(record=st.dictionaries(st.text(max_size=4), VALUES, max_size=4), ascii_only=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_an_object_is_read_as_it_was_written(record, ascii_only):

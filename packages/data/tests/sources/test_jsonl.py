@@ -21,6 +21,7 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("jsonl")
 
 
+@pytest.mark.thorough
 @given(
     lines=st.lists(
         st.one_of(

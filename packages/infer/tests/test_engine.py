@@ -40,6 +40,7 @@ def tokens(completions):
     return [completion.tokens.tolist() for completion in completions]
 
 
+@pytest.mark.costly("the first proof of an engine")
 @pytest.mark.capability("greedy ids of whole forward passes, in every setting of the engine")
 @pytest.mark.parametrize(
     "options",
@@ -70,6 +71,7 @@ def test_greedy_ids_are_those_of_whole_forward_passes(options, expected):
             assert stats.cached_tokens > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("windows", [(5,), (None, 7), (3, 16)])
 def test_layers_with_windows(windows):
     model = decoder(windows)
@@ -79,6 +81,7 @@ def test_layers_with_windows(windows):
             assert found == [greedy(model, ids, 12) for ids in prompts(6)]
 
 
+@pytest.mark.thorough("it compiles an engine for each case")
 @pytest.mark.capability("draws that depend on the seed alone")
 @pytest.mark.parameter("seed")
 def test_a_seed_draws_the_same_tokens_alone_and_in_company():
@@ -94,6 +97,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_company():
             assert alone.tokens.tolist() == together[i].tokens.tolist()
 
 
+@pytest.mark.thorough("it compiles an engine for each case")
 @pytest.mark.capability("the same bits in any company, after preemptions and from cached prefixes")
 @pytest.mark.parameter("invariant", "operations")
 def test_an_invariant_engine_has_the_same_bits_in_any_company():
@@ -115,6 +119,7 @@ def test_an_invariant_engine_has_the_same_bits_in_any_company():
             np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
 
 
+@pytest.mark.thorough
 def test_a_request_without_a_seed_can_be_repeated_by_the_seed_of_its_completion(running):
     a, b = running.generate([[1, 2, 3]] * 2, Sampling(max_tokens=20))
     assert a.seed != b.seed
@@ -139,6 +144,7 @@ def test_samples_are_seeded_requests_that_share_the_prompt(running):
             assert alone.tokens.tolist() == found[i][j].tokens.tolist()
 
 
+@pytest.mark.costly("the first proof of an engine")
 @pytest.mark.capability("log-probabilities of drawn and of prompt tokens")
 @pytest.mark.parameter("logprobs", "prompt_logprobs", "temperature", "top_k")
 def test_logprobs_are_those_of_a_whole_forward_pass(running):
@@ -177,6 +183,7 @@ def _check_sampled(found, rows):
     np.testing.assert_allclose(found.sampled_logprobs + found.log_mass, before, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_score_is_the_log_probability_of_each_token_but_the_first(running):
     ids = [*prompts(5), [3, 1]]
     ids[0] = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()  # max_length tokens
@@ -186,6 +193,7 @@ def test_score_is_the_log_probability_of_each_token_but_the_first(running):
             np.testing.assert_allclose(found, want, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("kept")
 def test_kept_ids_are_those_of_the_filters(running):
     (found,) = running.generate(
@@ -202,6 +210,7 @@ def test_kept_ids_are_those_of_the_filters(running):
     np.testing.assert_allclose(np.log(mass.sum(axis=1)), found.log_mass, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("rule")
 def test_a_rule_of_the_user_draws(running):
     def least_likely(warped, key):
@@ -213,6 +222,7 @@ def test_a_rule_of_the_user_draws(running):
         assert completion.tokens.tolist() == completion.top.tokens[:, 2].tolist()
 
 
+@pytest.mark.thorough
 def test_a_rule_that_fails_to_compile_fails_its_requests_alone(running):
     traces = []
 
@@ -254,6 +264,7 @@ class TestEnds:
         assert found.finish_reason == "length"
         assert stop not in found.tokens[:11].tolist()
 
+    @pytest.mark.thorough
     @pytest.mark.parameter("ignore_eos", "tokenizer")
     def test_eos_and_ignore_eos(self, texts):
         eos = ByteTokenizer().eos_id
@@ -265,6 +276,7 @@ class TestEnds:
         assert found.tokens.tolist() == [eos] * 3
         assert found.finish_reason == "length"
 
+    @pytest.mark.thorough
     @pytest.mark.parameter("stop")
     def test_stop_strings_at_every_split(self, texts):
         (free,) = texts.generate(["ab"], Sampling(max_tokens=24, seed=5, ignore_eos=True))
@@ -279,6 +291,7 @@ class TestEnds:
                 assert "".join(piece.text for piece in stream) == found.text
 
 
+@pytest.mark.thorough
 def test_stop_strings_count_from_min_tokens_on(texts):
     option = Sampling(max_tokens=24, seed=5, ignore_eos=True)
     (free,) = texts.generate(["ab"], option)
@@ -291,6 +304,7 @@ def test_stop_strings_count_from_min_tokens_on(texts):
     assert found.text == free.text[: len(found.text)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("logit_bias", "repetition_penalty")
 def test_penalties_and_bias_of_a_request_stay_with_it(running):
     """All slots had a bias. Beside a request with options a plain one reads its slot's state."""
@@ -302,6 +316,7 @@ def test_penalties_and_bias_of_a_request_stay_with_it(running):
     assert tokens(again)[:2] == free
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("frequency_penalty", "presence_penalty")
 def test_penalties_survive_a_preemption(running):
     option = [

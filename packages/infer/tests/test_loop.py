@@ -94,6 +94,7 @@ class TestQueue:
             for stream in streams[:2]:
                 assert sum(len(piece.tokens) for piece in stream) == 12
 
+    @pytest.mark.thorough
     def test_generate_waits_for_places(self):
         with engine(max_queue=2, max_rows=2) as running:
             ids = prompts(12)
@@ -101,6 +102,7 @@ class TestQueue:
             assert [c.tokens.tolist() for c in found] == [greedy(decoder(), x, 12) for x in ids]
 
 
+@pytest.mark.thorough
 class TestEndsFromOutside:
     """Aborts, deadlines and signals."""
 
@@ -243,6 +245,7 @@ class TestFailures:
             assert "NaN" in bad.error
             assert good.tokens.tolist() == greedy(model, [1, 2], 12)
 
+    @pytest.mark.thorough
     def test_nan_of_a_former_request_is_not_read_again(self):
         """Pages are given away with what they hold."""
         model = TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))
@@ -253,6 +256,7 @@ class TestFailures:
             assert good.tokens.tolist() == greedy(model, [1, 2], 12)
 
 
+@pytest.mark.thorough("engines that take new weights")
 class TestWeights:
     """New weights between steps."""
 
@@ -326,6 +330,7 @@ class TestWeights:
             assert stream.completion.tokens.tolist() == greedy(decoder(), [1, 2], 60)
 
 
+@pytest.mark.thorough("it compiles all programs of an engine")
 @pytest.mark.capability("no compilation after warm-up")
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_requests_compile_nothing_after_warmup(count):
@@ -343,21 +348,20 @@ def test_random_requests_compile_nothing_after_warmup(count):
         for _ in ids
     ]
     with engine() as running:
-        programs = running.warmup()
-        assert all(program.compiled for program in programs)
-        compiled = []
+        assert all(program.compiled for program in running.warmup())
+        events = []
 
         def listen(event, *_, **__):
-            if "backend_compile" in event:
-                compiled.append(event)
+            events.append(event)
 
         jax.monitoring.register_event_duration_secs_listener(listen)
         running.generate(ids, options)
         jax.monitoring.unregister_event_duration_listener(listen)
-        assert compiled == []
+        assert [event for event in events if "backend_compile" in event] == []
         assert running.stats().late_compiles == 0
 
 
+@pytest.mark.thorough("sixty random requests")
 @pytest.mark.capability("requests that end anywhere, and pages that come back")
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_happens_to_others_a_request_gets_its_own_result(seed, caplog):
@@ -377,11 +381,8 @@ def test_whatever_happens_to_others_a_request_gets_its_own_result(seed, caplog):
                         return
             found[i] = stream.completion
 
-        def worker(mine):
-            for i in mine:
-                run(i)
-
-        threads = [threading.Thread(target=worker, args=(range(k, 60, 6),)) for k in range(6)]
+        parts = [range(k, 60, 6) for k in range(6)]
+        threads = [threading.Thread(target=lambda i=i: list(map(run, i))) for i in parts]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -16,6 +16,7 @@ GREEDY = Sampling(max_tokens=12, temperature=0)
 FEW = {"kv_bytes": 24 * 4 * 512}  # 24 pages of float32
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("kv_dtype", "kv_bytes")
 def test_a_cache_of_half_the_width_has_twice_the_pages() -> None:
     with engine(kv_dtype=jnp.float16, **FEW) as half, engine(**FEW) as whole:
@@ -26,6 +27,7 @@ def test_a_cache_of_half_the_width_has_twice_the_pages() -> None:
         assert [c.tokens.tolist() for c in found] == [greedy(decoder(), x, 12) for x in prompts(6)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("max_logprobs")
 def test_as_many_likeliest_tokens_as_the_engine_returns() -> None:
     with engine(max_logprobs=2) as running:

@@ -83,6 +83,7 @@ def test_writing_changes_the_given_slots_alone(latent):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.thorough
 def test_a_row_draws_by_its_own_key():
     rng = np.random.default_rng(2)
     logits = jnp.asarray(rng.standard_normal((5, 41)), jnp.float32)

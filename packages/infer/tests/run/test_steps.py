@@ -18,6 +18,8 @@ from dovetail_infer.step import executor
 from dovetail_infer.step.weights import dotted_leaves
 from dovetail_infer.testing import ByteTokenizer
 
+pytestmark = pytest.mark.thorough
+
 GREEDY = Sampling(max_tokens=6, temperature=0, ignore_eos=True)
 
 
@@ -30,6 +32,7 @@ class _Failing(ByteTokenizer):
         return "x" * len(ids)
 
 
+@pytest.mark.thorough("it compiles an engine")
 @pytest.mark.capability("a tokenizer that fails ends its request alone")
 def test_a_tokenizer_that_fails_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     short, stop = (dataclasses.replace(GREEDY, **x) for x in ({"max_tokens": 2}, {"stop": "z"}))

@@ -24,6 +24,7 @@ def running() -> Iterator[Engine]:
         yield shared
 
 
+@pytest.mark.thorough
 def test_two_threads_divide_a_stream_and_both_end(running: Engine) -> None:
     pieces: list[int] = []
     with running.stream([1, 2], GREEDY) as stream:
@@ -40,6 +41,7 @@ def test_two_threads_divide_a_stream_and_both_end(running: Engine) -> None:
     assert sorted(pieces) == sorted(greedy(decoder(), [1, 2], 12))
 
 
+@pytest.mark.thorough
 def test_two_tasks_divide_a_stream_and_both_end(running: Engine) -> None:
     async def main() -> list[int]:
         async with running.stream([1, 2], GREEDY) as stream:
@@ -86,6 +88,7 @@ def test_a_stream_outside_its_block_is_refused(running: Engine) -> None:
         _ = stream.completion
 
 
+@pytest.mark.thorough
 def test_a_stream_keeps_its_engine_alive() -> None:
     with engine().stream([1, 2], GREEDY) as stream:
         gc.collect()

@@ -101,6 +101,7 @@ def test_an_engine_that_stops_ends_every_request(caplog: pytest.LogCaptureFixtur
     assert "the engine has stopped" in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("events")
 def test_events_that_fail_or_wait_touch_no_request(caplog: pytest.LogCaptureFixture) -> None:
     engines: list[Engine] = []
@@ -117,6 +118,7 @@ def test_events_that_fail_or_wait_touch_no_request(caplog: pytest.LogCaptureFixt
     assert "must not wait for itself" in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["open", "closed", "streaming", "paused", "fork", "thread"])
 def test_the_interpreter_exits_in_every_state(how: str) -> None:
     done = subprocess.run(

@@ -36,6 +36,7 @@ def _first(warped: Any, key: Any) -> Any:
     return jnp.argmax(warped)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "option",
     [
@@ -62,6 +63,7 @@ def test_nan_in_one_row_leaves_its_company_alone(running: Engine, option: dict[s
         np.testing.assert_allclose(found.logprobs, rows[np.arange(4), want], atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "option",
     [
@@ -81,6 +83,7 @@ def test_a_request_without_a_token_left_ends_with_an_error(
     assert good.tokens.tolist() == greedy(decoder(), [5, 6], 4)
 
 
+@pytest.mark.thorough
 def test_min_tokens_bans_stop_ids_up_to_its_last_token(running: Engine) -> None:
     """With one other token allowed, the stop id comes as soon as it may."""
     bias = {**BAN_ALL, 3: 50.0, 4: 0.0}
@@ -90,6 +93,7 @@ def test_min_tokens_bans_stop_ids_up_to_its_last_token(running: Engine) -> None:
         assert found.tokens.tolist() == [4] * least + [3]
 
 
+@pytest.mark.thorough
 def test_ends_of_ranges(running: Engine) -> None:
     def draw(**option: Any) -> list[int]:
         (found,) = running.generate([[1, 2]], Sampling(max_tokens=5, **{"seed": 1, **option}))
@@ -107,6 +111,7 @@ def test_ends_of_ranges(running: Engine) -> None:
     assert (one.finish_reason, one.tokens.tolist()) == ("length", greedy(decoder(), [1] * 63, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [15, 16, 17, 59, 60])
 def test_prompts_at_the_borders_of_pages_and_chunks(running: Engine, length: int) -> None:
     ids = [1 + i % 11 for i in range(length)]
@@ -115,6 +120,7 @@ def test_prompts_at_the_borders_of_pages_and_chunks(running: Engine, length: int
         assert [c.tokens.tolist() for c in found] == [greedy(decoder(), ids, 4)] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.uint64])
 def test_prompts_of_any_integer_dtype(running: Engine, dtype: Any) -> None:
     found = running.generate([np.array([1, 2], dtype), jnp.array([1, 2])], GREEDY)
@@ -125,6 +131,7 @@ class _Without(ByteTokenizer):
     bos_id = None
 
 
+@pytest.mark.thorough
 def test_an_empty_text_is_its_bos_or_refused() -> None:
     model = TinyDecoder(rngs=nnx.Rngs(0))
     with Engine(model, tokenizer=ByteTokenizer(), **SMALL) as running:
@@ -170,6 +177,7 @@ def test_arguments_of_the_engine(option: Any, error: type[Exception], words: Any
     assert all(word in str(raised.value) for word in words)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")
 def test_options_of_another_type(running: Engine) -> None:
     wrong: Any = {"max_tokens": 3}
@@ -186,6 +194,7 @@ def test_options_of_another_type(running: Engine) -> None:
         running.generate(arrays, GREEDY)
 
 
+@pytest.mark.thorough
 def test_a_score_that_is_cut_short_is_no_score() -> None:
     """The engine closes after the first of eight chunks."""
     closing: list[Engine] = []

@@ -26,6 +26,8 @@ from dovetail_infer.schedule.replay import replay
 from dovetail_infer.schedule.scheduler import Scheduler
 from dovetail_infer.schedule.sequence import Sequence
 
+pytestmark = pytest.mark.thorough
+
 MAX_LENGTH = 48
 GARBAGE = ("garbage",)
 WINDOWS = [(None,), (5,), (None, 5), (None, 5, 16), (16, 1)]

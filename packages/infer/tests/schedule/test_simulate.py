@@ -43,6 +43,7 @@ def test_times_and_pages_of_a_trace_worked_out_by_hand():
     assert summary["busy_share"] == sum(durations) / 101.375
 
 
+@pytest.mark.thorough
 def test_one_row_and_one_step_a_request_wait_as_in_an_m_d_1_queue():
     load, requests = 0.3, 4000
     # Exponential gaps, one of each of 4000 equal quantiles.

@@ -82,6 +82,7 @@ def _batch(ids, *, start=0, slot=1, **changes):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("steps of the engine")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_random_schedule_has_the_log_probabilities_of_whole_rows(name):
@@ -99,6 +100,7 @@ def test_a_random_schedule_has_the_log_probabilities_of_whole_rows(name):
         np.testing.assert_allclose(of_prompt, given, rtol=0, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_schedule_does_not_change_what_is_drawn():
     runs = [
         drive(_shared(), _prompts(), max_tokens=6, temperature=1.3, seed=seed, kinds=kinds)
@@ -120,6 +122,7 @@ def test_company_and_chunks_do_not_change_a_bit_in_one_program():
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.thorough
 def test_all_sizes_of_programs_agree():
     executor = _executor(_model(), invariant=False)
     executor.compile([p.bucket for p in executor.programs() if p.bucket.kind != "full"], threads=2)
@@ -151,11 +154,13 @@ def test_outputs_that_a_step_was_asked_for():
     np.testing.assert_allclose(results.sampled_logprobs, [want[-1, token] - mass], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_program_without_an_output_refuses_it():
     with pytest.raises(ValueError, match=r"asked for, got want='top' of a program.*kind='full'"):
         _shared().dispatch(_batch([1]), kind="plain", want=("top",))
 
 
+@pytest.mark.thorough
 def test_experts_are_recorded():
     model = _model("experts")
     executor = _executor(model, record_experts=True)
@@ -173,6 +178,7 @@ class _Adapted(TinyDecoder):
         return x.at[..., 0].add(adapter_ids), kv
 
 
+@pytest.mark.thorough
 def test_each_token_has_the_adapter_of_its_row():
     model = _Adapted(vocab_size=VOCAB, embed=24, depth=1, rngs=nnx.Rngs(1))
     plain = TinyDecoder(vocab_size=VOCAB, embed=24, depth=1, rngs=nnx.Rngs(1))
@@ -190,6 +196,7 @@ def test_each_token_has_the_adapter_of_its_row():
         np.testing.assert_allclose(got, jax.nn.log_softmax(logits).max(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_slots_change_and_count_the_tokens_of_their_request():
     executor, ids = _shared(), [5, 9, 2, 44]
     best = int(_logps(_model(), ids)[-1].argmax())
@@ -216,6 +223,7 @@ def test_slots_change_and_count_the_tokens_of_their_request():
     assert drawn("full", 2, **penalty) == best
 
 
+@pytest.mark.thorough
 def test_a_rule_draws_for_its_rows():
     executor = _executor(_model())
 
@@ -232,6 +240,7 @@ def test_a_rule_draws_for_its_rows():
     assert executor.late_compiles == 0  # a rule's first step compiles, which is not late
 
 
+@pytest.mark.thorough
 def test_a_row_with_nan_draws_minus_one_and_spoils_nothing():
     model = TinyDecoder(vocab_size=VOCAB, embed=24, rngs=nnx.Rngs(1))
     model.embedding[...] = model.embedding[...].at[7].set(jnp.nan)
@@ -259,6 +268,7 @@ def test_new_weights_are_those_of_the_next_step():
     )
 
 
+@pytest.mark.thorough
 def test_late_compilations_are_counted():
     executor = _executor(_model(), invariant=False)
     executor.compile([Bucket(1, 1, "plain")])

@@ -34,6 +34,7 @@ def test_latent_layers_store_keys_alone():
     assert layer.token_bytes == 6 * 4
 
 
+@pytest.mark.thorough
 def test_pages_of_bfloat16_keys_are_wider_on_an_old_cpu():
     model = _model(dtype=jnp.bfloat16)
     old = jax.default_backend() == "cpu" and jax.__version_info__ < (0, 12)

@@ -71,6 +71,7 @@ def bits(drawn: logits.Drawn, row: int) -> list[bytes]:
     return [np.asarray(x[row]).tobytes() for x in drawn[:4]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("vocab", [37, 5001])
 @pytest.mark.parameter("seed")
 def test_a_row_has_the_same_bits_alone_and_in_company(vocab: int) -> None:
@@ -105,6 +106,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(vocab: int) -> None:
         assert (compiled("full")(z, other, state).tokens != together.tokens).any()
 
 
+@pytest.mark.thorough
 def test_a_greedy_row_has_the_same_bits_beside_a_draw() -> None:
     z = random_logits(2, 1000)
     rows, _ = rows_of([GREEDY, GREEDY], vocab=1000)
@@ -132,6 +134,7 @@ class Counting:
         return reference.sample(z, keys=keys)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "full"])
 def test_a_greedy_step_neither_filters_nor_draws(kind: logits.Kind) -> None:
     calls: list[str] = []
@@ -151,6 +154,7 @@ def test_a_greedy_step_neither_filters_nor_draws(kind: logits.Kind) -> None:
     assert called(rows._replace(samples=jnp.array([True, False])), state) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "full"])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, Sampling(top_p=0.5)])
 def test_rows_without_a_distribution_have_no_token(sampling: Sampling, kind: logits.Kind) -> None:
@@ -186,6 +190,7 @@ def test_a_ban_hides_no_nan_and_may_leave_nothing(temperature: float) -> None:
     assert compiled("full")(jnp.asarray(z), banned, state).tokens.tolist() == [-1, 7, -1]
 
 
+@pytest.mark.thorough
 def test_rows_that_do_not_sample_do_nothing() -> None:
     z = random_logits(3, 40)
     rows, state = rows_of([WARM, GREEDY, WARM], vocab=40)
@@ -234,6 +239,7 @@ def likeliest_cut(z: jax.Array, key: jax.Array) -> jax.Array:
 RULES = (last, gumbel, absent, negative, likeliest_cut)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parameter("rule")
 def test_rules_draw_in_place_of_the_engine(temperature: float) -> None:
@@ -260,6 +266,7 @@ def test_rules_draw_in_place_of_the_engine(temperature: float) -> None:
     assert [bits(own, i) for i in (0, 1)] == [bits(drawn, i) for i in (5, 6)]
 
 
+@pytest.mark.thorough
 def test_a_rule_that_no_row_uses_does_not_run() -> None:
     calls: list[str] = []
 
@@ -275,6 +282,7 @@ def test_a_rule_that_no_row_uses_does_not_run() -> None:
         assert bool(calls) == ran
 
 
+@pytest.mark.thorough
 def test_draws_depend_neither_on_the_default_generator_nor_on_64_bits() -> None:
     program = Path(__file__).parents[1] / "programs" / "draws.py"
     results = []
@@ -288,6 +296,7 @@ def test_draws_depend_neither_on_the_default_generator_nor_on_64_bits() -> None:
     assert len(set(results[0]["tokens"])) > 10
 
 
+@pytest.mark.thorough
 def test_the_mass_is_right_near_0_and_far_below() -> None:
     flat = np.zeros(50_000, "f4")
     steep = np.zeros(50_000, "f4")

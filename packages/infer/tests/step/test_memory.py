@@ -77,6 +77,7 @@ def test_free_memory_is_measured():
     assert fit.weights_bytes == sum(x.nbytes for x in jax.tree.leaves(nnx.state(MODEL)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "score"])
 def test_the_estimate_covers_a_compiled_program(kind):
     sizes = {**SIZES, "step_tokens": 128, "max_rows": 16}

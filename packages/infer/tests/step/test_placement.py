@@ -18,6 +18,7 @@ def test_one_device_has_no_mesh():
     assert place.whole == SingleDeviceSharding(jax.devices()[0])
 
 
+@pytest.mark.thorough("programs on eight devices")
 @pytest.mark.capability("tensor parallel decoding")
 def test_a_mesh_of_eight_draws_the_tokens_of_one_device(on_eight_devices):
     on_eight_devices("meshes.py")

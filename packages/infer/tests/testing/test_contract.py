@@ -11,6 +11,7 @@ from dovetail_infer.testing import TinyDecoder, check_decoder
 SIZES = {"vocab_size": 51, "embed": 24, "depth": 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options", [{}, {"windows": (None, 5)}, {"latent": True}, {"experts": 5}, {"sinks": True}]
 )

@@ -20,6 +20,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", OPTIONS)
 def test_logits_equal_the_oracle(options):
     model = TinyDecoder(**SIZES, **OPTIONS[options], rngs=nnx.Rngs(1))
@@ -39,6 +40,7 @@ def test_each_option_changes_the_oracle(options):
     assert np.array_equal(plain, other) == (options == "plain")
 
 
+@pytest.mark.thorough
 def test_segments_do_not_see_each_other():
     model = TinyDecoder(**SIZES, rngs=nnx.Rngs(1))
     ids = np.random.default_rng(0).integers(0, 51, 9)

@@ -56,6 +56,7 @@ def without(option: str, value: float) -> Callable[..., Any]:
     return warp_logits
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, option, value",
     [
@@ -83,6 +84,7 @@ def test_other_noise_fails() -> None:
             check_sampling(Faulty(sample=sample), cases={"plain": CASES["plain"]})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, field, value",
     [

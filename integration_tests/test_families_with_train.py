@@ -89,6 +89,7 @@ def test_the_export_describes_a_new_run(trained, capsys, tmp_path):
     capsys.readouterr()
 
 
+@pytest.mark.thorough
 def test_a_step_is_estimated_for_absent_devices(trained, capsys, tmp_path):
     family, file, _ = trained
     split = ("--expert", 2) if family == "mixtral" else ("--fsdp", 2)

@@ -208,6 +208,7 @@ def test_decoding_over_a_cache(family):
     close(jnp.concatenate(found, axis=1), jax.jit(answer)(same))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 def test_the_matrix_of_a_quantized_head(family):
     """Tied and not: what a loss multiplies by that makes no logits."""

@@ -13,6 +13,8 @@ import pytest
 
 from dovetail_stack import cli, settings
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 40
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
 KEYS = {
@@ -51,7 +53,6 @@ def finished(tmp_path_factory):
     return out, shown.getvalue()
 
 
-@pytest.mark.thorough
 def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished):
     result = json.loads((finished[0] / "result.json").read_text())
     assert result.keys() == KEYS
@@ -65,7 +66,6 @@ def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished)
     assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4
 
 
-@pytest.mark.thorough
 def test_it_was_killed_and_the_steps_after_the_checkpoint_were_repeated(finished):
     out, shown = finished
     assert "Killed on purpose (SIGKILL). Resuming in a new process." in shown
@@ -101,7 +101,6 @@ def test_completions_were_streamed_and_the_export_is_whole(finished):
     }
 
 
-@pytest.mark.thorough
 def test_json_is_alone_on_standard_output(finished, capfd):
     out, _ = finished
     text = settings.load(out).files.text

@@ -22,6 +22,8 @@ import pytest
 from dovetail_models import load
 from dovetail_stack import cli
 
+pytestmark = pytest.mark.thorough
+
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 GATED = Path(__file__).parent / "programs" / "gated.py"
 STEPS = 16
@@ -104,7 +106,6 @@ def test_killed_and_resumed_without_its_recipe_it_ends_with_the_same_bits(
     assert _weights(out) == _weights(unbroken)
 
 
-@pytest.mark.thorough
 def test_it_exports_what_it_trained_with_the_tokenizer_of_the_source(recipe, unbroken, source):
     before, after = load(source / "hf"), load(unbroken / "hf")
     assert after.config.vocab_size == before.config.vocab_size == 320
@@ -121,7 +122,6 @@ def test_it_exports_what_it_trained_with_the_tokenizer_of_the_source(recipe, unb
         assert last["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.thorough
 def test_runs_lists_it_with_its_source(unbroken, source, recipe, capsys):
     assert cli.main(["runs", "list", str(unbroken), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["runs"].values()

@@ -178,6 +178,7 @@ def asked(tensor):
     return json.dumps({"inputs": [tensor]}).encode()
 
 
+@pytest.mark.costly("it makes the run of its file")
 def test_averages_and_an_earlier_step(trained, run, tmp_path):
     repository = tmp_path / "repository"
     bundle_run(run, repository / "clusters/1", model=outline(), ema=True, **OPTIONS)

@@ -99,6 +99,7 @@ def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(
     assert run(plain, "-k", "none").returncode == 0  # no budget for a part
 
 
+@pytest.mark.thorough
 def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
     file = plain / "packages/one/tests/test_it.py"
     loop = "    end = time.process_time() + 2\n    while time.process_time() < end: pass\n"

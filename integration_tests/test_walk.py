@@ -6,7 +6,7 @@ import pytest
 
 import walk
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.thorough, pytest.mark.once]
 
 FILES, HOPS = 97, 6
 
@@ -16,14 +16,12 @@ def measured():
     return walk.walk(walk.ROOT)
 
 
-@pytest.mark.thorough
 def test_the_way_is_short(measured):
     """A file more is a file more that each reader opens: put it off the way, or join two."""
     assert measured["files_entered"] <= FILES, "\n".join(measured["entered"])
     assert measured["hops"] <= HOPS, "\n".join(measured["stack"])
 
 
-@pytest.mark.thorough
 def test_it_leads_from_the_command_to_the_trainer(measured):
     first, last = measured["stack"][0], measured["stack"][-1]
     assert first == "packages/stack/src/dovetail_stack/cli.py:main"

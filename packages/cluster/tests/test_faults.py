@@ -10,6 +10,7 @@ import pytest
 from dovetail_cluster import StallError
 
 
+@pytest.mark.costly("it starts the hosts of its file")
 @pytest.mark.capability("a stopped rank, named with all stacks")
 def test_a_stopped_rank_is_named_in_the_report(cluster, job, caplog):
     job.start(cluster, stall_s=5.0, hosts=(3,))

@@ -101,6 +101,7 @@ def _orthogonal(gradient):
     return x * max(1.0, gradient.shape[1] / gradient.shape[0]) ** 0.5
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("Muon for each expert of a mixture")
 @pytest.mark.parametrize("size", [(5, 6, 9), (3, 9, 6)])
 def test_each_expert_is_a_matrix_of_its_own(size):

@@ -65,6 +65,7 @@ def trainers():
 masks = st_np.arrays(np.bool_, (ROWS, 3), elements=st.booleans(), fill=st.nothing())
 
 
+@pytest.mark.costly("no smaller test proves the capability")
 @pytest.mark.capability("exact accumulation")
 @settings(max_examples=15, deadline=None)
 @given(mask=masks, seed=st.integers(0, 99))

@@ -216,6 +216,7 @@ def test_metrics_reach_a_store_that_takes_them(tmp_path):
     assert store.metrics == {"loss": 0.5}
 
 
+@pytest.mark.costly("it starts the hosts of its file")
 def test_saves_and_waits_are_in_the_phase_save(tmp_path):
     class Watched(Steps):
         phases = ()

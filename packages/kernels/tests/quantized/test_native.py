@@ -105,6 +105,7 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
         np.testing.assert_array_equal(native.call(x[:rows], w), whole[:rows])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("native_library")
 @pytest.mark.parametrize("batch", [3, 9])
 def test_rows_under_vmap_are_one_product(batch: int) -> None:

@@ -227,6 +227,7 @@ def test_ids_that_name_no_adapter_are_refused(made):
     assert "Stack the adapters first" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_adapters_of_another_base_are_refused(made, random_model, adapt, tmp_path):
     base, alone, stack = made("llama")
     wider = llama(**SIZES | {"mlp": 24}, heads=2, kv_heads=1, head_dim=6)

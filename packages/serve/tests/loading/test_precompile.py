@@ -139,6 +139,7 @@ def test_programs_with_functions_of_lapack(tmp_path, monkeypatch):
     assert b"lapack_" in program.file.read_bytes()
 
 
+@pytest.mark.thorough
 def test_the_result_names_each_payload(prepared):
     root, programs, _ = prepared
     assert [program.rows for program in programs] == [1, 2, 8]

@@ -100,6 +100,7 @@ def test_a_marker_on_no_test_is_refused():
         [*features.declared("marks = [pytest.mark.capability('a')]")]
 
 
+@pytest.mark.costly("it reads every test")
 def test_the_real_page_has_no_empty_cell_and_steps_prove_its_rows():
     found, steps = features.markers(), accelerator_step.catalog()
     text = features.tables(found, features.devices(workspace.ROOT, steps))

@@ -151,6 +151,7 @@ def test_the_result_names_each_payload(prepared):
     assert max(p.compile_s for p in programs) > min(p.load_s for p in programs)
 
 
+@pytest.mark.costly("it makes the bundle of its file")
 def test_the_cache_is_private_and_has_nothing_else(prepared):
     root, programs, _ = prepared
     cache = root / "cache"

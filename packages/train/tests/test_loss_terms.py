@@ -89,7 +89,7 @@ def test_a_source_without_a_name_is_seen(wrong):
     assert np.isfinite(terms["nll"][0])
 
 
-@pytest.mark.thorough
+@pytest.mark.costly("no smaller test has a metric among the terms")
 def test_the_balance_is_the_mean_over_sequences_and_layers():
     model, batch = _model(_Routed), _batch()
     x, _ = model.features(batch["tokens"])

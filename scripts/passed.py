@@ -120,7 +120,7 @@ def standing(root: Path, keys: Mapping[str, str], *, everything: bool = False) -
     if reason:
         return Standing(reason=reason, whole=whole, costs=costs)
     if whole is None:
-        reason = f"the last whole pass is older than {DAYS} days, so only records of its runs count"
+        reason = f"no whole pass is within {DAYS} days, so only records since yesterday count"
         known = [r for r in known if r.days(today()) <= PASS_DAYS]
     passed = {r.check: r for r in known if keys.get(r.check) == r.key}
     return Standing(passed=passed, reason=reason, whole=whole, costs=costs)

@@ -149,7 +149,8 @@ def test_a_source_reaches_what_imports_it(moved, base):
     assert found & set(packages) == expected
     for name, reached in {
         "integration-3.11(test_guard_with_train.py)": True,
-        "integration-3.12(test_optimizers_with_train.py)": True,
+        "integration-3.11(test_optimizers_with_train.py)": True,
+        "integration-3.12(test_guard_with_train.py)": True,
         "integration-3.11(test_infer_with_kernels.py)": False,
         "integration-3.11(test_many_hosts.py)": True,  # by the command
         "examples(guarded_training)": True,

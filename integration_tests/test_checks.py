@@ -74,6 +74,7 @@ def test_checks_that_share_an_environment_share_a_process():
     both = "integration_tests/test_a.py integration_tests/test_b.py"
     doctests = "integration_tests/test_doctests.py --doctests=data --doctests=models"
     assert lines["integration-3.12"].endswith(f"{both} {doctests}")
+    assert "--tier fast" in lines["integration-3.12"]
     costs = [job.cost_s for job in jobs]
     assert costs == sorted(costs, reverse=True)
 

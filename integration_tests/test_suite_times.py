@@ -103,7 +103,10 @@ def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(
 def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
     file = plain / "packages/one/tests/test_it.py"
     loop = "    end = time.process_time() + 2\n    while time.process_time() < end: pass\n"
-    file.write_text(f"import time\n\ndef test_spin():\n{loop}")
+    shared = (
+        f"@pytest.fixture(scope='module')\ndef shared():\n{loop}\ndef test_it(shared): pass\n\n"
+    )
+    file.write_text(f"import pytest, time\n\n{shared}def test_spin():\n{loop}")
     module = plain / "scripts/suite_times.py"
     module.write_text(module.read_text().replace("FAST_TEST_S = 1.5", "FAST_TEST_S = 0.1"))
     assert run(plain).returncode == 0  # only the fast tier is for everybody
@@ -111,8 +114,9 @@ def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
     assert done.returncode == 1
     assert "test_it.py::test_spin took " in done.stdout
     assert "say why in pytest.mark.costly('...')" in done.stdout
-    mark = "import pytest\n\n@pytest.mark.costly('it spins')\ndef"
-    file.write_text(file.read_text().replace("def", mark, 1))
+    assert "test_it.py::test_it took " not in done.stdout  # that is its fixture
+    mark = "@pytest.mark.costly('it spins')\ndef test_spin"
+    file.write_text(file.read_text().replace("def test_spin", mark))
     assert run(plain, "--tier", "fast").returncode == 0
 
 

@@ -160,7 +160,8 @@ def _of_files(tree: Tree) -> Iterator[Check]:
         paths = tree.reached([file, *started]) | {"integration_tests/conftest.py"}
         name = Path(file).name
         yield _by_reach(f"integration-{first}({name})", paths, first)
-        yield _by_reach(f"integration-{second}({name})", paths, second, "integration")
+        if not workspace.wholly_thorough(tree.text(file)):  # there only the fast tier runs
+            yield _by_reach(f"integration-{second}({name})", paths, second, "integration")
     harness = [*tree.matching("examples/test_*.py"), "examples/conftest.py"]
     for file in sorted({*tree.matching("examples/*.py")} - {*harness}):
         paths = tree.reached([file, *harness]) | {f"{file.removesuffix('.py')}.ipynb"}

@@ -81,7 +81,7 @@ class CostRecord:
     """Records what each test costs; fails a suite that takes half more than its budget.
 
     In the fast tier it also fails a test above 1.5 of `suite_times.FAST_TEST_S`, unless the marker
-    `costly` gives a reason.
+    `costly` gives a reason. A fixture that tests share counts for the suite alone.
     """
 
     def __init__(self, root: Path) -> None:
@@ -91,6 +91,8 @@ class CostRecord:
         self.recorder = suite_times.Recorder()
         self.tests: dict[str, suite_times.Cost] = {}
         self.costly: set[str] = set()
+        self.shared_s = 0.0  # CPU seconds of fixtures that tests share, in the test that runs
+        self.own_s: dict[str, float] = {}  # CPU seconds of a test without them
         self.lines: list[str] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -102,11 +104,24 @@ class CostRecord:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Measure one test, its fixtures included."""
         self.recorder.listen()
-        before = self.recorder.cost()
+        before, self.shared_s = self.recorder.cost(), 0.0
         result = yield
-        self.tests[item.nodeid] = self.recorder.cost().since(before)
+        cost = self.recorder.cost().since(before)
+        self.tests[item.nodeid] = cost
+        self.own_s[item.nodeid] = cost.cpu_s - self.shared_s
         if item.get_closest_marker("costly"):
             self.costly.add(item.nodeid)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object]
+    ) -> Generator[None, object, object]:
+        """Measure a fixture of a file or of the whole run. Those that it asks for ran before."""
+        before_s = self.recorder.cost().cpu_s
+        result = yield
+        if fixturedef.scope != "function":
+            self.shared_s += self.recorder.cost().cpu_s - before_s
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -128,9 +143,9 @@ class CostRecord:
             if total.cpu_s > budget_s * factor:
                 self._fail(session, "python scripts/suite_times.py lists its slowest tests: ")
         limit_s = suite_times.FAST_TEST_S * factor
-        for name, test in self.tests.items() if tier == "fast" else ():
-            if test.cpu_s > limit_s and name not in self.costly:
-                self._fail(session, f"{name} took {test.cpu_s:.1f} CPU s, over {limit_s:.1f}: ")
+        for name, own_s in self.own_s.items() if tier == "fast" else ():
+            if own_s > limit_s and name not in self.costly:
+                self._fail(session, f"{name} took {own_s:.1f} CPU s, over {limit_s:.1f}: ")
 
     def _fail(self, session: pytest.Session, fault: str) -> None:
         advice = "make them smaller, mark them thorough, or say why in pytest.mark.costly('...')"

@@ -5,7 +5,7 @@
 - fast: for a person who needs to trust this machine. The tests without the marker `thorough`, and
   of a parametrized test one case.
 - thorough: all that the fast tier leaves out.
-- sample: every test function, with one case. The second Python runs this.
+- sample: every test function, with one case. The second Python runs this of packages.
 
 A checksum of a test's name chooses the case, so the functions of a suite do not all meet the same
 family, device or dtype. Without the option all tests run.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import zlib
 from collections import defaultdict
@@ -25,9 +24,9 @@ from pathlib import Path
 import pytest
 
 import suite_times
+import workspace
 
 TIERS = ("fast", "thorough", "sample")
-_ALL_THOROUGH = re.compile(r"^pytestmark = .*\bthorough\b", re.MULTILINE)
 
 
 def taken(tests: Mapping[str, bool], tier: str) -> set[str]:
@@ -72,7 +71,7 @@ class Tier:
         if self.tier != "fast" or not collection_path.name.startswith("test_"):
             return None
         text = collection_path.read_text(encoding="utf-8")
-        return True if _ALL_THOROUGH.search(text) else None
+        return workspace.wholly_thorough(text) or None
 
     @pytest.hookimpl(trylast=True)  # after the selection by marks and names
     def pytest_collection_modifyitems(

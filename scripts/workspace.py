@@ -21,6 +21,7 @@ USUAL_TESTS = "not slow and not parity and not tpu and not triton"  # as in pypr
 NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;\s*(.*))?$")
+_WHOLLY_THOROUGH = re.compile(r"^pytestmark = .*\bthorough\b", re.MULTILINE)
 _LOWER_BOUND = re.compile(r">=[0-9][0-9.]*")
 
 
@@ -161,6 +162,11 @@ def constraints(python: str, root: Path = ROOT) -> dict[str, str]:
     lines = constraints_file(python, root).read_text(encoding="utf-8").splitlines()
     parsed = [parse(line) for line in lines if line and not line.startswith("#")]
     return {r.name: r.specifier.removeprefix("==") for r in parsed}
+
+
+def wholly_thorough(source: str) -> bool:
+    """Whether no test of a file with this text is in the fast tier."""
+    return _WHOLLY_THOROUGH.search(source) is not None
 
 
 def _holds(marker: str, python: str) -> bool:

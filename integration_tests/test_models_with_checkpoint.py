@@ -108,6 +108,7 @@ def test_rules_read_what_hugging_face_wrote(tmp_path):
     assert states_equal(found, nnx.state(model, nnx.Param))
 
 
+@pytest.mark.costly("a model saved, exported and loaded again")
 def test_rules_write_what_hugging_face_reads(tmp_path):
     model = init(llama(**SHAPE, mlp=40), seed=0)
     save(model, tmp_path / "hf")

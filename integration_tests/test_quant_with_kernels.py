@@ -228,6 +228,7 @@ def test_it_refuses_by_name(reason):
     assert native.refuse(spec, **({"rows": 1, "inputs": 64, "dtype": "float32"} | call)) == reason
 
 
+@pytest.mark.costly("products beside plain ones")
 def test_zero_points_outside_of_the_codes():
     """Weights in [3, 4]: quant's and kernels' own packing of them, and the product."""
     rng = np.random.default_rng(0)

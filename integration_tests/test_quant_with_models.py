@@ -341,6 +341,7 @@ def test_a_mesh_of_eight_devices():
     assert set(found["pieces"].values()) == {8}
 
 
+@pytest.mark.costly("a quantized model of its own")
 def test_what_a_quantized_model_cannot_do_names_the_way_on(tmp_path):
     model = random_model(CONFIGS["llama"])
     codes = apply(model, plan(model, [("layers.**", Spec())]))

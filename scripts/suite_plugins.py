@@ -80,7 +80,7 @@ class CacheHealth:
 class CostRecord:
     """Records what each test costs; fails a suite that takes half more than its budget.
 
-    In the fast tier it also fails a test above 1.5 of `suite_times.FAST_TEST_S`, unless the marker
+    In the fast tier it also fails a test above twice `suite_times.FAST_TEST_S`, unless the marker
     `costly` gives a reason. A fixture that tests share counts for the suite alone.
     """
 
@@ -133,16 +133,16 @@ class CostRecord:
         total = cost._replace(wall_s=cost.wall_s - self.begin_s)
         tier = session.config.option.tier or ""
         suite_times.write(suite, tier, total, self.tests, folder=self.root / suite_times.FOLDER)
-        slowness = max(self.exercise_s, suite_times.exercise()) / suite_times.REFERENCE_S
+        measured_s = max(self.exercise_s, suite_times.exercise(), suite_times.REFERENCE_S)
+        slowness = measured_s / suite_times.REFERENCE_S
         budget_s = suite_times.budget(suite, tier, total, root=self.root)
-        factor = suite_times.ALLOWANCE * max(1.0, slowness)
         if budget_s is not None:
             title = f"{suite} {tier}".strip()
             of = f"{total.cpu_s:.0f} of {budget_s:.0f} CPU s"
             self.lines.append(f"{BUDGET}{title} took {of}, on a machine of {slowness:.2f}")
-            if total.cpu_s > budget_s * factor:
+            if total.cpu_s > budget_s * suite_times.ALLOWANCE * slowness:
                 self._fail(session, "python scripts/suite_times.py lists its slowest tests: ")
-        limit_s = suite_times.FAST_TEST_S * factor
+        limit_s = suite_times.FAST_TEST_S * suite_times.TEST_ALLOWANCE * slowness
         for name, own_s in self.own_s.items() if tier == "fast" else ():
             if own_s > limit_s and name not in self.costly:
                 self._fail(session, f"{name} took {own_s:.1f} CPU s, over {limit_s:.1f}: ")

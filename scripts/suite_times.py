@@ -10,7 +10,7 @@ programs that it asked XLA for, and how many of these came from the compilation 
 A suite has budgets of CPU seconds, [tool.dovetail.budgets] in pyproject.toml: `fast` for the fast
 tier with nothing cached, `warm` for the thorough tier with each program from the cache, `cold` with
 none. A run that takes more than 1.5 of its budget fails, and so does a test of the fast tier above
-1.5 of FAST_TEST_S. Wall time decides nothing, since the machine may be busy. Budgets hold for the
+2 of FAST_TEST_S. Wall time decides nothing, since the machine may be busy. Budgets hold for the
 machine on which REFERENCE_S was measured. On a slower one they grow by the same factor.
 """
 
@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("build/times")  # in the checkout; git ignores it
 ALLOWANCE = 1.5
 FAST_TEST_S = 1.5  # of one test
+TEST_ALLOWANCE = 2.0  # one measurement varies more than the sum of a suite
 REFERENCE_S = 0.023  # `exercise` on 2 cores of an AMD EPYC (Zen 5), Python 3.11
 SLOWEST = 10
 

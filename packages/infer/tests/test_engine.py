@@ -128,6 +128,7 @@ def test_a_request_without_a_seed_can_be_repeated_by_the_seed_of_its_completion(
     assert again.tokens.tolist() == a.tokens.tolist()
 
 
+@pytest.mark.costly("each sample a second time, alone")
 @pytest.mark.capability("several completions of a prompt that share its pages")
 def test_samples_are_seeded_requests_that_share_the_prompt(running):
     ids = prompts(3, seed=21, longest=30)

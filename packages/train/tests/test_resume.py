@@ -336,6 +336,7 @@ def test_updates_that_were_skipped_do_not_move_a_new_counter():
     assert int(got.opt[1][2].count) == STEPS - 1 == int(got.opt[1][0].count)
 
 
+@pytest.mark.costly("four runs over a store")
 @pytest.mark.parametrize("kind", ["orbax", "memory"])
 def test_an_average_that_is_added_begins_at_the_restored_parameters(tmp_path, kind):
     store = OrbaxStore(tmp_path) if kind == "orbax" else Memory()
@@ -344,8 +345,7 @@ def test_an_average_that_is_added_begins_at_the_restored_parameters(tmp_path, ki
     np.testing.assert_array_equal(got.ema["kernel"], before.params["kernel"])
     kernel = np.asarray(before.params["kernel"], np.float64)
     got = fit(store, ema=0.75, steps=5, resume="convert").state
-    steps = _continued(before.params, before.opt, BASE["tx"], start=STEPS, stop=5)
-    for params in steps:
+    for params in _continued(before.params, before.opt, BASE["tx"], start=STEPS, stop=5):
         kernel = 0.75 * kernel + 0.25 * np.asarray(params["kernel"], np.float64)
     np.testing.assert_allclose(got.ema["kernel"], kernel, **ROUNDING)
     assert fit(store, ema=0.75, steps=5).step == 5

@@ -96,6 +96,7 @@ def test_a_stream_keeps_its_engine_alive() -> None:
     assert tokens == greedy(decoder(), [1, 2], 12)
 
 
+@pytest.mark.costly("60 tokens, and whole passes over them")
 def test_a_closed_event_loop_aborts_its_streams(running: Engine) -> None:
     before = running.stats().finished.get("abort", 0)
     running.pause()

@@ -113,6 +113,7 @@ def test_the_schedule_does_not_change_what_is_drawn():
     assert any(list(r.tokens) != sorted(r.tokens) for r in runs[0])
 
 
+@pytest.mark.costly("every mixture of rows through one program")
 def test_company_and_chunks_do_not_change_a_bit_in_one_program():
     prompts = _prompts()
     together = drive(_shared(), prompts, max_tokens=6, seed=5)

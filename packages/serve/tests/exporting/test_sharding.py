@@ -95,6 +95,7 @@ print(json.dumps(report))
 """
 
 
+@pytest.mark.costly("a process with four devices")
 @pytest.mark.capability("a model on several devices")
 def test_four_devices_compute_the_results_of_one(tmp_path):
     generator = np.random.default_rng(0)

@@ -121,6 +121,7 @@ def test_loading_writes_nothing(prepared):
     assert before.keys() > after.keys()
 
 
+@pytest.mark.costly("the program is compiled anew")
 def test_without_a_cache_the_program_is_compiled_silently(
     prepared, compilations, caplog, monkeypatch, tmp_path
 ):

@@ -110,6 +110,7 @@ def _stored_terms(student, batch):
     return {name: loss(student, batch, key=None) for name, loss in STORED.items()}
 
 
+@pytest.mark.costly("all objectives in one program")
 @pytest.mark.capability("distillation from a twin or stored logits")
 @every
 def test_terms_are_those_of_float64(twin, batch, logits, name):

@@ -211,10 +211,12 @@ def run_marked(session: nox.Session, mark: str, suites: list[str]) -> None:
 
 @nox.session(python="3.11")
 def slow(session: nox.Session) -> None:
-    """The tests that are too long for every change."""
+    """The tests that are too long for every change; `-- NAME ...` runs those of some packages."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     session.env["COMPOSITION_TABLE"] = str(ROOT / "docs/packages/kernels_composition.md")
-    run_marked(session, "slow", [f"packages/{p}/tests" for p in PACKAGES] + ["integration_tests"])
+    named = [f"packages/{p}/tests" for p in PACKAGES if p in session.posargs]
+    every = [*(f"packages/{p}/tests" for p in PACKAGES), "integration_tests"]
+    run_marked(session, "slow", named or every)
 
 
 def install_torch(session: nox.Session) -> None:

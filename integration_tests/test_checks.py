@@ -46,14 +46,6 @@ def test_a_person_runs_lint_and_the_fast_tier_of_all_suites_the_longest_first():
     assert not any("--tier" in job.line for job in checks.of_a_person(whole=True))
 
 
-def test_a_session_of_packages_is_one_job_for_each():
-    jobs = checks.of_sessions(["docs", "tests-3.12", "bare-3.11(data)"])
-    names = [job.name for job in jobs]
-    assert (names[0], names[-1]) == ("docs", "bare-3.11(data)")
-    assert set(names[1:-1]) == {f"tests-3.12({folder})" for folder in workspace.members()}
-    assert jobs[0].line == ["nox", "--session", "docs"]
-
-
 def test_checks_that_share_an_environment_share_a_process():
     names = ["thorough-3.11(data)", "tests-3.12(data)", "parity(data)", "parity(models)", "docs"]
     names += [f"integration-{p}({f})" for p in ("3.11", "3.12") for f in ("test_a.py", "test_b.py")]

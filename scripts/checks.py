@@ -4,7 +4,7 @@
 
 Without an option these are lint, format and the fast tier of every suite (`scripts/test`). `--all`
 takes the whole suites. `--landing` (`.ci/run`) adds types, imports and all other checks, and leaves
-out those whose key is on record as passed. With arguments, the nox sessions of those names run.
+out those whose key is on record as passed.
 
 The suites are strict in ways that are global to a process (types checked by import hooks, dtype
 promotion, forced devices), so one process cannot hold two of them. Compilation keeps one core busy
@@ -94,15 +94,6 @@ def of_a_person(*, whole: bool = False) -> list[Job]:
         *lint,
         *(Job(name=f"{s}{title}", line=["pytest", "--quiet", *tier, s]) for s in suites()),
     ]
-
-
-def of_sessions(sessions: Iterable[str]) -> list[Job]:
-    """nox sessions by name; `tests-3.12` stands for the session of every package."""
-    names = []
-    for session in sessions:
-        each = session.startswith(("tests-", "bare-")) and "(" not in session
-        names += [f"{session}({f})" for f in workspace.members()] if each else [session]
-    return [Job(name=name, line=["nox", "--session", name]) for name in names]
 
 
 def of_checks(checks: Iterable[changed.Check], costs: dict[str, float]) -> list[Job]:
@@ -246,7 +237,8 @@ def landing(*, everything: bool) -> list[str]:
     keys, root = changed.keys(tree), workspace.ROOT
     known = passed.standing(root, keys, everything=everything)
     checks = [check for check in changed.checks(tree) if check.name not in known.passed]
-    jobs = [*of_a_person(), *of_sessions(ALWAYS), *of_checks(checks, dict(known.costs))]
+    always = [Job(name=name, line=["nox", "--session", name]) for name in ALWAYS]
+    jobs = [*of_a_person(), *always, *of_checks(checks, dict(known.costs))]
     print(table(jobs, known), flush=True)
     blocked = passed.unusable(root)
 
@@ -288,15 +280,12 @@ def main() -> int:
     kind.add_argument("--all", action="store_true", help="whole suites")
     kind.add_argument("--landing", action="store_true", help="what must pass before a commit lands")
     parser.add_argument("--everything", action="store_true", help="let no record count")
-    parser.add_argument("sessions", nargs="*", metavar="SESSION", help="of noxfile.py")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     try:
         if asked.landing:
             title, failed = ".ci/run", landing(everything=asked.everything)
-        elif asked.sessions:
-            title, failed = "sessions", run_all(of_sessions(asked.sessions))
         else:
             title, failed = "scripts/test", run_all(of_a_person(whole=asked.all))
     except KeyboardInterrupt:

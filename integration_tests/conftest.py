@@ -4,11 +4,14 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import workspace
+
+sys.path.append(str(Path(__file__).parent))  # train_command.py, for several test files
 
 FRAME = (
     "scripts/*",

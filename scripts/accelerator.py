@@ -6,24 +6,24 @@
     scripts/accelerator --tiny kernels.attention optim  # a package, or one step of it
 
 It needs this checkout and a Python with jax ($PYTHON, or python3), and installs nothing. The steps
-are declared in packages/NAME/benchmarks/accelerator.py. They run by value, each in a process of its
-own with a time limit; one that fails does not stop the others. A step that lacks a distribution is
-skipped, and the distribution named.
+are declared in packages/NAME/benchmarks/accelerator.py. Each runs in a process of its own with a
+time limit; one that fails does not stop the others. A step that lacks a distribution is skipped,
+and the distribution named.
 
-Standard output has one JSON line per figure and a last line of counts; progress is on standard
-error. Exit codes: 0 all fine, 1 a step failed or took too long, 2 usage, 130 interrupted.
+Standard output has one JSON line per figure, printed as its step ends, and a last line of counts;
+progress is on standard error. Exit codes: 0 all fine, 1 a step failed or took too long, 2 usage,
+130 interrupted.
 
 Steps without times compile much and compute little. They run first, --together at once, and share
 the device's memory; all others run alone.
 
-After --limit-s seconds the session ends. A step starts if half of its own limit is left, or if it
-is the first. One that runs when the session ends is stopped, and the next call with the same
---state runs it again. Steps that are done, failed or too slow are not run again: delete a step's
-entry in the state file to repeat it. On a CPU all shapes are tiny: a test of the session itself.
+After --limit-s seconds the session ends. A step that is stopped then, or was not begun, runs in the
+next call with the same --state. Steps that are done, failed or too slow are not run again: delete a
+step's entry in the state file to repeat it. On a CPU all shapes are tiny: a test of the session
+itself.
 """
 
 import argparse
-import collections
 import concurrent.futures
 import contextlib
 import json
@@ -31,15 +31,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from accelerator_step import MISSING, ROOT, Step, catalog, sources
+from accelerator_step import ROOT, Step, catalog, sources
 
 CLOSING_S = 1.0  # for the last line, and for a step's traceback before it is killed
-OUTCOMES = {0: "done", MISSING: "missing"}  # by exit code; any other is "failed" or "timed out"
+POLL_S = 0.1
 PROBE = """
 import json, jax
 device = jax.devices()[0]
@@ -48,7 +48,116 @@ print(json.dumps({"platform": device.platform, "device": device.device_kind}))
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)  # whole: threads write, too
+
+
+class Session:
+    """Runs the steps that have not ended in an earlier call.
+
+    Args:
+        device: `platform`, `device` and `tiny`.
+        file: JSON file of the ended steps, written after each one, whole or not at all; or None.
+        deadline: End, by time.monotonic().
+
+    Attributes:
+        ended: The `outcome` of each step ("done", "failed" or "timed out"), its seconds, and the
+            passed and failed cases of its conformance suites.
+        skipped: Steps that were skipped, and the distribution that each lacks.
+
+    Raises:
+        ValueError: The file is damaged, or of another device.
+    """
+
+    def __init__(self, device: dict[str, Any], *, file: Path | None, deadline: float) -> None:
+        self.ended: dict[str, dict[str, Any]] = {}
+        self.skipped: dict[str, str] = {}
+        self._device, self._file, self._deadline = device, file, deadline
+        path = [*sources(), os.environ.get("PYTHONPATH")]
+        self._path = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        if file is not None and file.exists():
+            document = json.loads(file.read_text(encoding="utf-8"))
+            self.ended = document.pop("steps", {})
+            if document != device:
+                raise ValueError(f"it is of {document}")
+        self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        text = json.dumps({**self._device, "steps": self.ended}, indent=1)
+        new = self._file.with_name(self._file.name + ".new")
+        new.write_text(text + "\n", encoding="utf-8")
+        os.replace(new, self._file)
+
+    def run(self, steps: dict[str, Step], *, together: int) -> None:
+        """Runs steps without times, `together` at once, then the others one by one."""
+        for timed, count in ((False, together), (True, 1)):
+            wanted = [n for n, s in steps.items() if s.timed == timed and n not in self.ended]
+            with concurrent.futures.ThreadPoolExecutor(count) as pool:
+                jobs = {
+                    pool.submit(self._process, name, steps[name].limit_s, alone=count == 1): name
+                    for name in wanted
+                }
+                try:
+                    for job in concurrent.futures.as_completed(jobs):
+                        self._record(jobs[job], *job.result())
+                except BaseException:  # an interrupt, or a disk that is full
+                    self._deadline = 0.0  # all running steps are stopped, and no other begins
+                    raise
+
+    def _process(self, name: str, limit_s: float, *, alone: bool) -> tuple[str, float, str]:
+        """Runs a step in its process.
+
+        Returns:
+            The outcome, "" if it must run in the next call; its seconds; its standard output.
+        """
+        begin = time.monotonic()
+        limit = begin + limit_s
+        if begin >= self._deadline:
+            return "", 0.0, ""
+        say(f"{name}: begins, {self._deadline - begin:.0f} s left")
+        until = min(limit, self._deadline) - CLOSING_S
+        line = [sys.executable, str(ROOT / "scripts" / "accelerator_step.py"), name]
+        line += ["--until", f"{until:.3f}", *["--tiny"] * self._device["tiny"]]
+        # Beside others it takes the device's memory as it needs it.
+        shared = {} if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        environment = {**os.environ, **self._path, **shared}
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            process = subprocess.Popen(line, stdout=output, env=environment, start_new_session=True)
+            while process.poll() is None and time.monotonic() < min(limit, self._deadline):
+                time.sleep(POLL_S)
+            end = time.monotonic()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            code = process.wait()
+            output.seek(0)
+            text = output.read()
+        outcome = "failed" if code else "done"
+        if code and end >= until:
+            outcome = "" if end >= self._deadline - CLOSING_S else "timed out"
+        return outcome, end - begin, text
+
+    def _record(self, name: str, outcome: str, seconds: float, output: str) -> None:
+        """Prints figures to standard output, all else to standard error; keeps the outcome."""
+        entry = {"outcome": outcome, "seconds": round(seconds, 1), "passed": 0, "failed": 0}
+        for text in output.splitlines():
+            line = None
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+            if not isinstance(line, dict):
+                say(text)
+            elif "missing" in line:
+                self.skipped[name] = line["missing"]
+            else:
+                print(text, flush=True)
+                for count in ("passed", "failed"):
+                    entry[count] += line.get(count, 0)
+        if name in self.skipped:
+            say(f"{name}: skipped, {self.skipped[name]} is not installed")
+        elif outcome:
+            say(f"{name}: {outcome} after {entry['seconds']} s")
+            self.ended[name] = entry
+            self._write()
 
 
 def select(steps: dict[str, Step], names: list[str]) -> dict[str, Step]:
@@ -60,177 +169,11 @@ def select(steps: dict[str, Step], names: list[str]) -> dict[str, Step]:
     return wanted or steps
 
 
-class State:
-    """Ended steps, kept in a file if one is given.
-
-    Args:
-        file: JSON; written after each step, whole or not at all.
-        conditions: `platform`, `device` and `tiny`; a file of other ones is refused.
-
-    Attributes:
-        steps: `outcome` ("done", "failed" or "timed out"), seconds and counts of each step.
-    """
-
-    def __init__(self, file: Path | None, conditions: dict[str, Any]) -> None:
-        self._file, self._conditions = file, conditions
-        self.steps: dict[str, dict[str, Any]] = {}
-        if file is not None and file.exists():
-            document = json.loads(file.read_text(encoding="utf-8"))
-            self.steps = document.pop("steps")
-            if document != conditions:
-                raise ValueError(f"it is of {document}")
-        self.write()
-
-    def write(self) -> None:
-        """Writes the file anew."""
-        if self._file is None:
-            return
-        text = json.dumps({**self._conditions, "steps": self.steps}, indent=1)
-        new = self._file.with_name(self._file.name + ".new")
-        new.write_text(text + "\n", encoding="utf-8")
-        os.replace(new, self._file)
-
-
-class Session:
-    """Runs the steps that a state lacks.
-
-    Args:
-        state: Ended steps of earlier calls; those of this session are added.
-        tiny: Tiny shapes.
-        deadline: End, by time.monotonic().
-
-    Attributes:
-        skipped: Steps that were skipped, and the distribution that each lacks.
-    """
-
-    def __init__(self, state: State, *, tiny: bool, deadline: float) -> None:
-        self.skipped: dict[str, str] = {}
-        self._state, self._tiny, self._deadline = state, tiny, deadline
-        self._first = True
-        path = [*sources(), os.environ.get("PYTHONPATH", "")]
-        self._path = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-        self._running: set[subprocess.Popen[str]] = set()
-        self._interrupted = False
-
-    def run(self, steps: dict[str, Step], *, together: int) -> None:
-        """Runs steps without times, `together` at once, then the others one by one."""
-        for timed, count in ((False, together), (True, 1)):
-            wanted = [(name, step) for name, step in steps.items() if step.timed == timed]
-            pool = concurrent.futures.ThreadPoolExecutor(count)
-            try:
-                jobs = [pool.submit(self._one, *item, alone=count == 1) for item in wanted]
-                for job in jobs:
-                    job.result()
-            except KeyboardInterrupt:
-                self._interrupted = True
-                for process in list(self._running):
-                    _kill(process)
-                raise
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _one(self, name: str, step: Step, *, alone: bool) -> None:
-        left_s = self._deadline - time.monotonic()
-        late = left_s <= 0 or (not self._first and left_s < step.limit_s / 2)
-        if name in self._state.steps or late or self._interrupted:
-            return
-        say(f"{name}: begins, {left_s:.0f} s left")
-        entry = self._process(name, min(step.limit_s, left_s), alone=alone)
-        if self._interrupted:
-            return
-        if entry["outcome"] == "missing":
-            self.skipped[name] = entry["missing"]
-            say(f"{name}: skipped, {entry['missing']} is not installed")
-            return
-        self._first = False
-        if entry["outcome"] == "timed out" and left_s < step.limit_s:
-            say(f"{name}: stopped at the end of the session")
-            return
-        say(f"{name}: {entry['outcome']} after {entry['seconds']} s")
-        self._state.steps[name] = entry
-        try:
-            self._state.write()
-        except OSError as error:  # a full disk loses the entry, not the session
-            say(f"{name} will run again: {error}")
-
-    def _process(self, name: str, limit_s: float, *, alone: bool) -> dict[str, Any]:
-        """One step in its process: `outcome` ("done", "failed", "timed out" or "missing")."""
-        entry: dict[str, Any] = {"figures": 0, "passed": 0, "failed": 0}
-        own_s = max(limit_s - CLOSING_S, limit_s / 2)
-        # Beside others it takes the device's memory as it needs it.
-        shared = {} if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        begin = time.monotonic()
-        line = [sys.executable, str(ROOT / "scripts" / "accelerator_step.py"), name]
-        with subprocess.Popen(
-            [*line, "--until", f"{begin + own_s:.3f}", *["--tiny"] * self._tiny],
-            stdout=subprocess.PIPE,
-            env={**os.environ, **self._path, **shared},
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        ) as process:
-            self._running.add(process)
-            timer = threading.Timer(limit_s, _kill, [process])
-            timer.start()
-            try:
-                assert process.stdout is not None
-                for text in process.stdout:
-                    _pass_on(text, entry)
-                process.wait()
-            finally:
-                timer.cancel()
-                _kill(process)  # and what it has started
-                self._running.discard(process)
-        elapsed_s = time.monotonic() - begin
-        slow = process.returncode != 0 and elapsed_s >= own_s
-        entry["outcome"] = "timed out" if slow else OUTCOMES.get(process.returncode, "failed")
-        entry["seconds"] = round(elapsed_s, 1)
-        return entry
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """The step, and what it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _pass_on(text: str, entry: dict[str, Any]) -> None:
-    """A figure to standard output, anything else that a step prints to standard error."""
-    line = None
-    with contextlib.suppress(ValueError):
-        line = json.loads(text)
-    if not isinstance(line, dict):
-        print(text, end="", file=sys.stderr, flush=True)
-    elif "missing" in line:
-        entry["missing"] = line["missing"]
-    else:
-        print(text, end="", flush=True)
-        entry["figures"] += 1
-        for count in ("passed", "failed"):
-            entry[count] += line.get(count, 0)
-
-
-def totals(steps: dict[str, Step], state: State, skipped: dict[str, str]) -> dict[str, Any]:
-    """The last line: of all steps that were asked for, also those of earlier calls."""
-    ended = [state.steps[name] for name in steps if name in state.steps]
-    outcomes = collections.Counter(entry["outcome"] for entry in ended)
-    return {
-        "steps": len(steps),
-        "done": outcomes["done"],
-        "failed": outcomes["failed"],
-        "timed_out": outcomes["timed out"],
-        "skipped": dict(collections.Counter(skipped.values())),
-        "left": len(steps) - len(ended) - len(skipped),
-        "figures": sum(entry["figures"] for entry in ended),
-        "conformance": {key: sum(e[key] for e in ended) for key in ("passed", "failed")},
-    }
-
-
-def parse() -> argparse.Namespace:
-    """Parses the command line."""
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/accelerator",
-        description=str(__doc__),
+        description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
     together = min(8, max(1, (os.cpu_count() or 1) // 2))
@@ -241,48 +184,47 @@ def parse() -> argparse.Namespace:
     help_together = "steps without times that run at once (default: half of the cores, at most 8)"
     parser.add_argument("--together", type=int, metavar="N", default=together, help=help_together)
     parser.add_argument("--list", action="store_true", help="print the steps in order, run none")
-    args = parser.parse_args()
-    try:
-        args.steps = select(catalog(), args.names)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.list:
-        return args
-    probe = subprocess.run([sys.executable, "-c", PROBE], stdout=subprocess.PIPE, text=True)
-    if probe.returncode:
-        parser.error(f"{sys.executable} lacks jax, or jax a device. Set PYTHON to another")
-    args.device = json.loads(probe.stdout.splitlines()[-1])
-    args.device["tiny"] = args.tiny or args.device["platform"] == "cpu"
-    try:
-        args.record = State(args.state, args.device)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        parser.error(
-            f"--state must name a new file, or one that this command wrote for {args.device}; got "
-            f"{args.state} ({error!r}). Name another"
-        )
-    return args
+    return parser
 
 
 def main() -> int:
     """Runs the session."""
-    begin, args = time.monotonic(), parse()
+    begin, usage = time.monotonic(), parser()
+    args = usage.parse_args()
+    try:
+        steps = select(catalog(), args.names)
+    except ValueError as error:
+        usage.error(str(error))
     if args.list:
-        for name, step in args.steps.items():
+        for name, step in steps.items():
             print(f"{name}  (at most {step.limit_s:g} s)")
         return 0
-    tiny = args.device["tiny"]
-    shapes = "tiny" if tiny else "full"
-    say(f"{args.device['device']}, {shapes} shapes, {len(args.steps)} steps")
+    probe = subprocess.run([sys.executable, "-c", PROBE], stdout=subprocess.PIPE, text=True)
+    if probe.returncode:
+        usage.error(f"{sys.executable} lacks jax, or jax a device. Set PYTHON to another")
+    device = json.loads(probe.stdout.splitlines()[-1])
+    device["tiny"] = args.tiny or device["platform"] == "cpu"
+    deadline = begin + args.limit_s - CLOSING_S
+    try:
+        session = Session(device, file=args.state, deadline=deadline)
+    except (OSError, ValueError) as error:
+        usage.error(
+            f"--state must name a new file, or one that this command wrote for {device}; got "
+            f"{args.state} ({error}). Name another"
+        )
+    say(f"{device['device']}, {'tiny' if device['tiny'] else 'full'} shapes, {len(steps)} steps")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    session = Session(args.record, tiny=tiny, deadline=begin + args.limit_s - CLOSING_S)
     interrupted = False
     try:
-        session.run(args.steps, together=args.together)
+        session.run(steps, together=args.together)
     except KeyboardInterrupt:
         interrupted = True
-    last = totals(args.steps, args.record, session.skipped)
-    print(json.dumps({**last, **args.device}), flush=True)
-    return 130 if interrupted else 1 if last["failed"] or last["timed_out"] else 0
+    outcomes = [session.ended[name]["outcome"] for name in steps if name in session.ended]
+    counts = {kind: outcomes.count(kind) for kind in ("done", "failed", "timed out")}
+    left = len(steps) - len(outcomes) - len(session.skipped)
+    last = {"steps": len(steps), **counts, "skipped": session.skipped, "left": left}
+    print(json.dumps({**last, **device}), flush=True)
+    return 130 if interrupted else 1 if counts["failed"] or counts["timed out"] else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ Agree = Callable[[str, Any, Any, tuple[Any, ...]], None]
 
 
 def close(tolerance: float) -> Agree:
-    """Every array within `tolerance` of the peer's, of its largest magnitude."""
+    """Returns a check: every array within `tolerance` of the peer's largest magnitude."""
 
     def agree(peer: str, ours: Any, theirs: Any, args: tuple[Any, ...]) -> None:
         del args
@@ -85,32 +85,32 @@ class Contest:
         calls = {
             name: functools.partial(self._seconds, run, args) for name, run in programs.items()
         }
-        found = rounds(calls, repeats=REPEATS)
-        facts |= self._rates(statistics.median(found["ours"]))
+        times = rounds(calls, repeats=REPEATS)
+        facts |= self._rates(statistics.median(times["ours"]))
         for name in self.peers or {None: None}:
-            self._report(name, found, facts, errors)
+            self._report(name, times, facts, errors)
 
     def _seconds(self, program: Callable[..., Any], args: tuple[Any, ...]) -> float:
         return cost(lambda: jax.block_until_ready(program(*args))).wall_s / self.chain
 
     def _report(
-        self, peer: str | None, found: dict[str, Any], facts: dict[str, Any], errors: dict[str, str]
+        self, peer: str | None, times: dict[str, Any], facts: dict[str, Any], errors: dict[str, str]
     ) -> None:
         report(
             self.case if peer is None else f"{self.case}, against {peer}",
             metric="wall_s",
             unit="s",
-            values=found["ours"],
+            values=times["ours"],
             peer=peer,
-            peer_values=found.get(peer),
-            peer_again=found.get(f"{peer}{AGAIN}"),
+            peer_values=times.get(peer),
+            peer_again=times.get(f"{peer}{AGAIN}"),
             chain=self.chain,
             **facts,
             **({"peer_error": errors[peer]} if peer in errors else {}),
         )
 
     def _rates(self, seconds: float) -> dict[str, float]:
-        """What was reached, and its share of the device's peak where that is known."""
+        """The rates reached, and their shares of the device's peak if that is known."""
         flops_per_s, bytes_per_s = peaks(self.dtype)
         facts = {}
         amounts = (("flops", self.flops, flops_per_s), ("bytes", self.nbytes, bytes_per_s))
@@ -130,7 +130,7 @@ class Contest:
 
 
 def chained(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """A compiled program of `count` calls one after the other; returns a float32.
+    """Returns a compiled program of `count` calls one after the other; its result is a float32.
 
     Barriers on both sides keep XLA from taking the call out of the loop and from computing less
     than all of its results. Arguments are not copied: only a scalar goes from call to call.
@@ -150,7 +150,7 @@ def chained(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def peaks(dtype: str) -> tuple[float | None, float | None]:
-    """FLOP/s and bytes/s of the device by its data sheet, each None if it is not in the table."""
+    """Returns FLOP/s and bytes/s of the device's data sheet, each None if not in the table."""
     try:
         from dovetail_train.devices import kind_of
     except ModuleNotFoundError:
@@ -160,7 +160,7 @@ def peaks(dtype: str) -> tuple[float | None, float | None]:
 
 
 def normals(seed: int, *shapes: tuple[int, ...], dtype: Any = "bfloat16") -> list[jax.Array]:
-    """Standard normal arrays, made on the device by one program."""
+    """Returns standard normal arrays, made on the device by one program."""
 
     def draw(key: jax.Array) -> list[jax.Array]:
         keys = jax.random.split(key, len(shapes))
@@ -171,7 +171,7 @@ def normals(seed: int, *shapes: tuple[int, ...], dtype: Any = "bfloat16") -> lis
 
 
 def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """(out, gradients) of all arguments but the last, which is the cotangent of out."""
+    """Returns a function of (out, gradients) of all arguments but the last, out's cotangent."""
 
     def both(*args: Any) -> Any:
         out, pull = jax.vjp(function, *args[:-1])

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of all packages share: interleaved rounds, and the line that reports a case.
+"""Benchmarks of all packages: interleaved rounds, and the line that reports a case.
 
 A benchmark, packages/NAME/benchmarks/X.py, prints one JSON line per case and nothing else; for the
 record, into results/X.jsonl. `nox -s bench -- NAME` runs all; by hand, set PYTHONPATH=scripts.
@@ -28,21 +28,21 @@ _INSTRUCTION_SETS = (
 
 
 class Cost(NamedTuple):
-    """What one call took: `wall_s`, and `cpu_s` over all threads of this process."""
+    """The time of one call: `wall_s`, and `cpu_s` over all threads of this process."""
 
     wall_s: float
     cpu_s: float
 
 
 def cost(call: Callable[[], object]) -> Cost:
-    """The cost of one call, which must itself wait for its results."""
+    """Returns the cost of one call, which must itself wait for its results."""
     wall, cpu = time.perf_counter(), time.process_time()
     call()
     return Cost(wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu)
 
 
 def rounds(cases: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, list[Any]]:
-    """`repeats` results of each case, in rounds, after one round that is thrown away.
+    """Returns `repeats` results of each case, in rounds, after one round that is thrown away.
 
     In rounds, because a machine that slows down then slows all cases; odd rounds run backwards, so
     that no case always follows the same one. Give a peer twice, under two names, for the noise.
@@ -51,7 +51,7 @@ def rounds(cases: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str,
     for turn in range(repeats + 1):
         for name in list(cases)[:: -1 if turn % 2 else 1]:
             results[name].append(cases[name]())
-    return {name: found[1:] for name, found in results.items()}
+    return {name: values[1:] for name, values in results.items()}
 
 
 def imports(ours: str, theirs: str, *, peer: str | None = None) -> None:
@@ -65,15 +65,15 @@ def imports(ours: str, theirs: str, *, peer: str | None = None) -> None:
         return float(subprocess.check_output([sys.executable, "-c", code]))
 
     modules = {"ours": ours, "theirs": theirs, "again": theirs}
-    found = rounds({name: (lambda x=x: seconds(x)) for name, x in modules.items()}, repeats=7)
+    times = rounds({name: (lambda x=x: seconds(x)) for name, x in modules.items()}, repeats=7)
     report(
         f"import {ours}",
         metric="cpu_s",
         unit="s",
-        values=found["ours"],
+        values=times["ours"],
         peer=peer or theirs,
-        peer_values=found["theirs"],
-        peer_again=found["again"],
+        peer_values=times["theirs"],
+        peer_again=times["again"],
     )
 
 
@@ -91,10 +91,18 @@ def report(
 ) -> None:
     """Prints the line of one case.
 
-    value is the median; spread is the middle half's width over it. ratio is ours over the peer's,
-    the median over rounds; noise is the same ratio of `peer_again`, the peer measured a second
-    time, to the peer: a ratio as near to 1 means equal. peer: distributions as in "jax, flax",
-    whose versions are added, or other words. conditions: what else was held or found.
+    `value` is the median, `spread` the width of the middle half over it, `ratio` the median over
+    rounds of ours over the peer's. `noise` is the ratio of `peer_again` to the peer: a ratio as
+    near to 1 means equal.
+
+    Args:
+        case: Name of the case.
+        metric: Such as "wall_s".
+        unit: Unit of the values.
+        values: One for each round; so are `peer_values` and `peer_again`, a second measurement.
+        peer: Distributions as in "jax, flax", whose versions are added, or other words.
+        compile_s: Seconds of the compilation.
+        conditions: Further fields of the line.
     """
     value = statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else [value] * 3
@@ -150,9 +158,9 @@ def _device() -> str:
 
 
 def _machine() -> str:
-    """The kind of machine by which results are compared: what decides speed, not the name.
+    """The kind of machine by which results are compared.
 
-    The instruction sets that XLA and torch choose code by, and the cores; or the accelerator.
+    The instruction sets by which XLA and torch choose code, and the cores; or the accelerator.
     """
     device = _device()
     if not device.startswith("cpu "):
@@ -174,7 +182,7 @@ def _command() -> str:
 
 
 def commit() -> str | None:
-    """The short commit, and "-dirty" where tracked files differ, results on record apart.
+    """Returns the short commit, with "-dirty" if tracked files but results on record differ.
 
     None for a copy of the files without git or its history, as a rented machine may have.
     """

@@ -25,7 +25,7 @@ EVERYTHING = ""  # the prefix of every path
 _NAME = re.compile(r"\bdovetail_([a-z]+)\b((?:\.\w+)*)")
 _FROM = re.compile(r"from (dovetail_stack(?:\.\w+)*) import \(?([\w, \n]+)")
 _MAIN = re.compile(r"-m\W+dovetail_stack\b(?!\.)")
-_COMMAND = re.compile(r"""["'/]dovetail["' ]|^[ !]*(?:\$ )?dovetail |train_command""", re.MULTILINE)
+_COMMAND = re.compile(r"""["'/]dovetail["' ]|^[ !]*(?:\$ )?dovetail """, re.MULTILINE)
 _IMPORT = re.compile(r"^\s*(?:import|from) ([a-z_]+)", re.MULTILINE)
 _READS_ALL = re.compile(
     r"\bROOT = |\bworkspace\b|\.parents\[|\.parent\.parent\b|def \w+\([^)]*\b(?:frame|repository)\b"
@@ -90,8 +90,9 @@ class Tree:
         text = self.text(path)
         if path.startswith("integration_tests/") and _READS_ALL.search(text):
             return {EVERYTHING}
-        scripts = {f"scripts/{stem}.py" for stem in _IMPORT.findall(text)}
-        named = (scripts & self._all) - {"scripts/workspace.py"}
+        folders = ("scripts", "integration_tests")
+        imported = {f"{folder}/{stem}.py" for stem in _IMPORT.findall(text) for folder in folders}
+        named = (imported & self._all) - {"scripts/workspace.py"}
         mentions = _NAME.findall(text)
         named |= {f"packages/{folder}/src/" for folder, _ in mentions if folder in self.libraries}
         modules = [rest for folder, rest in mentions if folder == workspace.META]

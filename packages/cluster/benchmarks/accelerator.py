@@ -20,7 +20,6 @@ STEPS = (
         run="device_cluster:absent",
         order=13,
         limit_s=150,
-        needs=("dovetail_models", "dovetail_train", "optax"),
         proves=("Compile for a mesh of devices that are absent",),
         full={
             "sizes": {"vocab_size": 50304, "embed": 768, "depth": 12, "heads": 12, "mlp": 2048},

@@ -23,7 +23,6 @@ TINY = {
     "prompt": 24,
     "tokens": 4,
 }
-NEEDS = ("dovetail_kernels", "dovetail_models")
 
 STEPS = (
     Step(
@@ -31,7 +30,6 @@ STEPS = (
         run="device_engine:decode",
         order=27,
         limit_s=300,
-        needs=NEEDS,
         full=FULL | {"weights": "bfloat16"},
         tiny=TINY | {"weights": "bfloat16"},
         proves=("steps of the engine",),
@@ -41,7 +39,6 @@ STEPS = (
         run="device_engine:decode",
         order=28,
         limit_s=300,
-        needs=(*NEEDS, "dovetail_quant"),
         full=FULL | {"weights": "int8"},
         tiny=TINY | {"weights": "int8"},
     ),

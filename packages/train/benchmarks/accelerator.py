@@ -10,7 +10,6 @@ STEPS = (
         run="device_training:train",
         order=25,
         limit_s=240,
-        needs=("dovetail_models", "dovetail_kernels", "optax"),
         full={
             "sizes": {"vocab_size": 50304, "embed": 768, "depth": 12, "heads": 12, "mlp": 2048},
             "rows": 16,

@@ -11,7 +11,6 @@ STEPS = (
         order=26,
         proves=("preference losses with a reference",),
         limit_s=240,
-        needs=("dovetail_models", "dovetail_kernels", "dovetail_train", "optax"),
         full={
             "sizes": {"vocab_size": 50304, "embed": 768, "depth": 12, "heads": 12, "mlp": 2048},
             "rows": 16,

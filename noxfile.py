@@ -24,7 +24,6 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "scripts"))
 
-import artifacts  # noqa: E402
 import import_programs  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
@@ -373,22 +372,19 @@ def build(session: nox.Session) -> None:
     wrong = workspace.false_pins()
     if wrong:
         session.error("the meta-package's pins lie: " + "; ".join(wrong))
-    files = [wheels.built(member) for member in members()]
+    files = [str(wheels.built(member)) for member in members()]
     for member, file in zip(members(), files, strict=True):
         top = {name.split("/")[0] for name in zipfile.ZipFile(file).namelist()}
         expected = {member.module, f"{member.module}-{member.version}.dist-info"}
         if top != expected:
             session.error(f"{file} installs {sorted(top)}; it may install {sorted(expected)}")
-    lacks = [lack for file in files for lack in artifacts.problems(Path(file))]
-    lacks += [text] if (text := artifacts.rendering([Path(f) for f in files])) else []
-    if lacks:
-        session.error("wheels must be fit for an index: " + "; ".join(lacks))
-    constraints = ("--constraint", str(workspace.constraints_file(str(session.python))))
+    constraints = str(workspace.constraints_file(str(session.python)))
+    twine = ("tool", "run", "--quiet", "--constraints", constraints, "twine", "check", "--strict")
+    session.run(wheels.UV, *twine, *files, external=True)
     again = [part for m in members() for part in ("--reinstall-package", m.name)]
     with installing(session):
-        session.install("--exact", *again, *constraints, *map(str, files))
+        session.install("--exact", *again, "--constraint", constraints, *files)
     off_tree = session.create_tmp()  # where nothing can be found beside the sources
     with session.chdir(off_tree):
-        program = ("-I", "-c", import_programs.TOGETHER)
-        session.run("python", *program, session.bin, *(m.module for m in members()))
+        session.run("python", "-I", "-c", f"import {', '.join(m.module for m in members())}")
         session.run("dovetail", "doctor")

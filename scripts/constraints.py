@@ -19,9 +19,8 @@ from pathlib import Path
 
 import workspace
 
-# What each file is for. uv has no option for an upper bound on Python, but it reads this key of the
-# project that it runs in; resolving for all Pythons at once would fork on every second line. In the
-# same place it is told to leave out torch where another package needs it.
+# uv has no option for an upper bound on Python, but it reads this key of the project that it runs
+# in; resolving for all Pythons at once would fork on every second line.
 _ENVIRONMENTS = {
     "3.11": "python_version == '3.11'",
     # tokamax needs what has markers for the browser, where array-record has no wheel.
@@ -29,38 +28,34 @@ _ENVIRONMENTS = {
 }
 
 
-def command(python: str, *inputs: Path) -> list[str]:
-    """The `uv pip compile` that resolves one Python's set from the members and `inputs`."""
+def command(python: str) -> list[str]:
+    """The `uv pip compile` that resolves one Python's set from the members."""
     everyone = workspace.members().values()
     extras = {extra for m in everyone for extra in m.development_extras}
     extras |= {"tpu-plan"}  # what `nox -s absent` installs
-    groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
     own = ("dev", "docs", "notebooks", "release")
-    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in own]
+    groups = [f"{workspace.ROOT}/pyproject.toml:{name}" for name in own]
+    for name in ("test", "parity"):
+        groups += [f"{m.path}/pyproject.toml:{name}" for m in everyone if name in m.groups]
     line = ["uv", "pip", "compile", *(str(m.path / "pyproject.toml") for m in everyone)]
-    line += [*map(str, inputs), "--universal", "--no-header", "--no-annotate", "--quiet"]
+    line += ["--universal", "--no-header", "--no-annotate", "--quiet", "--python-version", python]
     line += [part for extra in sorted(extras) for part in ("--extra", extra)]
     line += [part for group in groups for part in ("--group", group)]
-    line += [part for m in everyone for part in ("--no-emit-package", m.name)]
-    return [*line, "--python-version", python]
+    return line + [part for m in everyone for part in ("--no-emit-package", m.name)]
 
 
 def resolve(python: str, *options: str) -> None:
     """Write constraints/pyXYZ.txt for one Python."""
-    everyone = workspace.members().values()
     target = workspace.constraints_file(python)
-    parity = {r for m in everyone for r in m.groups.get("parity", ())}
-    left_out = json.dumps(["torch", *(m.native for m in everyone if m.native)])
+    native = [m.native for m in workspace.members().values() if m.native]
+    settings = f'environments = ["{_ENVIRONMENTS[python]}"]\n'
+    settings += f"exclude-dependencies = {json.dumps(['torch', *native])}\n"
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
-        settings = f'environments = ["{_ENVIRONMENTS[python]}"]\nexclude-dependencies = {left_out}'
-        (project / "pyproject.toml").write_text(f"[tool.uv]\n{settings}\n", encoding="utf-8")
-        needed = project / "parity.in"
-        torch_free = sorted(r for r in parity if workspace.parse(r).name != "torch")
-        needed.write_text("\n".join(torch_free) + "\n", encoding="utf-8")
+        (project / "pyproject.toml").write_text(f"[tool.uv]\n{settings}", encoding="utf-8")
         output = project / target.name
         shutil.copy(target, output)  # what is written stays as long as it satisfies
-        line = [*command(python, needed), *options, "--output-file", str(output)]
+        line = [*command(python), *options, "--output-file", str(output)]
         subprocess.run(line, cwd=project, check=True)
         text = output.read_text(encoding="utf-8")
     # Without the markers that the file's name, and its purpose, already say.
@@ -77,8 +72,6 @@ def main() -> None:
     upgrade = parser.parse_args().upgrade
     for python in workspace.PYTHONS:
         resolve(python, *["--upgrade"] * upgrade)
-        count = len(workspace.constraints(python))
-        print(f"{workspace.constraints_file(python).name}: {count} versions")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Programs for `python -c` that import installed packages, in the sessions of noxfile.py."""
+"""A program for `python -c` that imports an installed package, in the sessions of noxfile.py."""
 
 # Every module that a user may import; those with an underscore and programs are not. A folder that
 # needs an extra of its package may say so instead.
@@ -14,13 +14,4 @@ for found in pkgutil.walk_packages(package.__path__, "{module}."):
         except ImportError as error:
             if not found.ispkg or extra not in str(error):
                 raise
-"""
-
-# Each of these packages comes from the environment.
-TOGETHER = """
-import importlib, pathlib, sys
-environment = pathlib.Path(sys.argv[1]).resolve().parent
-for name in sys.argv[2:]:
-    file = importlib.import_module(name).__file__
-    assert pathlib.Path(file).resolve().is_relative_to(environment), file
 """

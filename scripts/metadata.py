@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the lines of metadata that all packages share, and those with the repository's address.
 
-    python scripts/metadata.py            # writes the files that differ
+    python scripts/metadata.py
 
 The address is `repository` under `[tool.dovetail]` in the root pyproject.toml. While it is empty,
 the packages have no URLs, and READMEs on an index page have no links to files.
@@ -54,58 +54,44 @@ RELATIVE_LINK = r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s]+)\)"
 LINK_AFTER_SENTENCE = rf"(?m)(?<=[.!?]) {RELATIVE_LINK}$"
 
 
-def repository(root: Path = workspace.ROOT) -> str:
-    """Returns the address of the repository, https://HOST/OWNER/NAME, or "" while it has none."""
-    document = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    return document["tool"]["dovetail"]["repository"]
+def repository() -> str:
+    """Returns the address of the repository, "" while it has none."""
+    root = tomllib.loads((workspace.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return root["tool"]["dovetail"]["repository"]
 
 
-def projects(root: Path = workspace.ROOT) -> list[tuple[Path, workspace.Member]]:
+def projects() -> list[tuple[Path, str]]:
     """Returns (folder, member) of all that is published: the members, and their native wheels."""
-    listed = [(m.path, m) for m in workspace.members(root).values()]
-    return listed + [(m.path / "native", m) for _, m in listed if m.native]
+    listed = [(m.path, m.folder) for m in workspace.members().values()]
+    native = [m for m in workspace.members().values() if m.native]
+    return listed + [(m.path / "native", m.folder) for m in native]
 
 
-def substitutions(address: str, folder: Path, member: workspace.Member) -> list[tuple[str, str]]:
+def substitutions(address: str, folder: Path, member: str) -> list[tuple[str, str]]:
     """Returns (pattern, replacement) for links: an index page has no files beside its text."""
     if not address:
         return [(LINK_AFTER_SENTENCE, ""), (RELATIVE_LINK, r"\1")]
-    place = folder.relative_to(member.path.parent.parent).as_posix()
-    return [(RELATIVE_LINK, rf"[\1]({address}/blob/{member.folder}-v$HFPR_VERSION/{place}/\2)")]
+    place = folder.relative_to(workspace.ROOT).as_posix()
+    return [(RELATIVE_LINK, rf"[\1]({address}/blob/{member}-v$HFPR_VERSION/{place}/\2)")]
 
 
-def expected(root: Path = workspace.ROOT) -> dict[Path, str]:
-    """Returns the text of every file that this script writes."""
-    address = repository(root)
-    texts = {}
-    for folder, member in projects(root):
-        urls = URLS.format(address=address, folder=member.folder) if address else ""
-        links = "".join(SUBSTITUTION.format(*x) for x in substitutions(address, folder, member))
-        blocks = {"the project": PROJECT + urls, "the README on an index page": README + links}
-        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-        for name, lines in blocks.items():
-            head = f"{BEGIN} {name}\n"
-            before, after = text.split(head)
-            text = before + head + lines + after[after.index(END) :]
-        texts[folder / "pyproject.toml"] = text
-        texts[folder / "LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
-    return texts
-
-
-def differing(root: Path = workspace.ROOT) -> dict[Path, str]:
-    """Returns the files that lack, or differ from, what this script writes, with that text."""
-    return {
-        file: text
-        for file, text in expected(root).items()
-        if not file.is_file() or file.read_text(encoding="utf-8") != text
-    }
+def written(address: str, folder: Path, member: str) -> str:
+    """Returns the text of the pyproject.toml in `folder` with the lines of this script."""
+    urls = URLS.format(address=address, folder=member) if address else ""
+    links = "".join(SUBSTITUTION.format(*x) for x in substitutions(address, folder, member))
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    blocks = {"the project": PROJECT + urls, "the README on an index page": README + links}
+    for name, lines in blocks.items():
+        before, head, after = text.partition(f"{BEGIN} {name}\n")
+        text = before + head + lines + after[after.index(END) :]
+    return text
 
 
 def main() -> None:
-    """Writes the files that differ, and names them."""
-    for file, text in differing().items():
-        file.write_text(text, encoding="utf-8")
-        print(f"{file.relative_to(workspace.ROOT)} written")
+    """Writes every pyproject.toml of a package."""
+    for folder, member in projects():
+        text = written(repository(), folder, member)
+        (folder / "pyproject.toml").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ uploaded. Nothing leaves this machine, and the repository stays as it is.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,19 +20,18 @@ from pathlib import Path
 import workspace
 from workspace import META
 
-AUTHOR = ("user.name=Rehearsal", "user.email=rehearsal@example.invalid")
-UNSIGNED = ("commit.gpgsign=false", "tag.gpgsign=false")
+SETTINGS = ("user.name=Rehearsal", "user.email=rehearsal@example.invalid")
+SETTINGS += ("commit.gpgsign=false", "tag.gpgsign=false")
 
 
-def call(*line: str | Path, cwd: Path, stdout: int | None = None) -> None:
-    """Runs a command that must succeed; nothing may be found beside the sources."""
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(list(map(str, line)), cwd=cwd, env=environment, stdout=stdout, check=True)
+def call(*line: str | Path, cwd: Path) -> None:
+    """Runs a command that must succeed."""
+    subprocess.run(list(map(str, line)), cwd=cwd, check=True)
 
 
 def clone(target: Path, root: Path = workspace.ROOT) -> None:
     """Clones the commit at hand, with its tags and with an author for the release commits."""
-    settings = [word for setting in (*AUTHOR, *UNSIGNED) for word in ("--config", setting)]
+    settings = [word for setting in SETTINGS for word in ("--config", setting)]
     call("git", "clone", "--quiet", "--no-hardlinks", *settings, root, target, cwd=root)
 
 
@@ -42,8 +40,8 @@ def tag(root: Path) -> None:
     release = (sys.executable, root / "scripts" / "release.py")
     for member in workspace.members(root).values():
         if member.folder != META and list((member.path / "changes").glob("*.*.md")):
-            call(*release, member.folder, "minor", cwd=root, stdout=subprocess.DEVNULL)
-    call(*release, META, cwd=root, stdout=subprocess.DEVNULL)
+            call(*release, member.folder, "minor", cwd=root)
+    call(*release, META, cwd=root)
 
 
 def build(root: Path) -> list[Path]:
@@ -80,8 +78,9 @@ def main() -> None:
         sessions = [f"bare-{p}({name})" for p in workspace.PYTHONS for name in chosen]
         line = [sys.executable, "-m", "nox", "--stop-on-first-error", "--sessions"]
         call(*line, *[f"build-{python}" for python in workspace.PYTHONS], *sessions, cwd=root)
-        print(f"\nWould be uploaded, {len(files)} files (bytes, SHA-256, name):", flush=True)
-        call(sys.executable, root / "scripts" / "artifacts.py", *files, cwd=root)
+        print(f"\nWould be uploaded, {len(files)} files:", flush=True)
+        twine = ("uv", "tool", "run", "--constraints", "constraints/py312.txt", "twine")
+        call(*twine, "check", "--strict", *files, cwd=root)
 
 
 if __name__ == "__main__":

@@ -17,27 +17,15 @@ import datetime
 import re
 import subprocess
 import sys
-from pathlib import Path
-
-from packaging.version import Version
 
 import workspace
 from workspace import META, Member
 
 
-class Refusal(RuntimeError):
-    """The release would publish something untrue; the message says what to do first."""
-
-
-def run(*line: str | Path) -> str:
-    """Returns the standard output of a command that must succeed."""
-    done = subprocess.run(list(map(str, line)), check=True, stdout=subprocess.PIPE, text=True)
+def run(*line: str) -> str:
+    """Returns the standard output of a command, run in the workspace, that must succeed."""
+    done = subprocess.run(line, cwd=workspace.ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip()
-
-
-def git(*arguments: str) -> str:
-    """Returns the output of git in the workspace."""
-    return run("git", "-C", workspace.ROOT, *arguments)
 
 
 def tag(member: Member, version: str) -> str:
@@ -45,108 +33,76 @@ def tag(member: Member, version: str) -> str:
     return f"{member.folder}-v{version}"
 
 
-def set_version(folder: Path, *arguments: str) -> str:
-    """Runs `uv version` on a folder's pyproject.toml and returns the version after it."""
-    return run("uv", "version", "--directory", folder, "--frozen", "--short", *arguments)
+def by_calendar(version: str, today: datetime.date) -> str:
+    """Returns the meta-package's next version: `2026.11.0`, then `2026.11.1` in the same month."""
+    year, month, number = map(int, version.split("."))
+    again = (year, month) == (today.year, today.month)
+    return f"{today.year}.{today.month}.{number + 1 if again else 0}"
 
 
-def next_version(member: Member, wanted: str | None) -> str:
-    """Returns the version to release.
+def refusal(member: Member) -> str:
+    """Returns the reason against a release, and the thing to do first; "" if there is none."""
+    if dirty := run("git", "status", "--porcelain"):
+        return f"the working tree must be clean; commit or put away first:\n{dirty}"
+    if wrong := workspace.false_pins():
+        return "the meta-package's pins must be true:\n" + "\n".join(wrong)
+    if not list((member.path / "changes").glob("*.*.md")):
+        return f"packages/{member.folder}/changes has no fragment, such as ISSUE.feature.md"
+    others = [m for m in workspace.members().values() if member.folder == META != m.folder]
+    tags = run("git", "tag", "--list").split()
+    if missing := [m.folder for m in others if tag(m, m.version) not in tags]:
+        return f"it would pin versions without a tag; release these first: {' '.join(missing)}"
+    return ""
+
+
+def release(member: Member, *wanted: str) -> str:
+    """Writes, commits and tags a release.
 
     Args:
         member: The package.
-        wanted: "major", "minor", "patch" or the version itself; None for the calendar's.
+        wanted: Arguments of `uv version`: the version, or the number to raise.
+
+    Returns:
+        The tag.
     """
-    if wanted is None and member.folder == META:
-        return by_calendar(member.version, datetime.date.today())
-    if wanted in ("major", "minor", "patch"):
-        return set_version(member.path, "--bump", wanted, "--dry-run")
-    numbers = re.fullmatch(r"\d+\.\d+\.\d+", wanted or "")
-    if wanted and numbers and Version(wanted) > Version(member.version):
-        return wanted
-    raise Refusal(
-        f"a version must be major, minor, patch or three numbers later than {member.version}; got "
-        f"version={wanted!r}; type scripts/release {member.folder} patch"
-    )
-
-
-def by_calendar(version: str, today: datetime.date) -> str:
-    """Returns the meta-package's next version: `2026.11.0`, then `2026.11.1` in the same month."""
-    last = Version(version)
-    again = (last.major, last.minor) == (today.year, today.month)
-    return f"{today.year}.{today.month}.{last.micro + 1 if again else 0}"
-
-
-def check(member: Member, version: str) -> None:
-    """Refuses to publish a lie, and names each thing to mend."""
-    if dirty := git("status", "--porcelain"):
-        raise Refusal(f"the working tree must be clean; commit or put away first:\n{dirty}")
-    tags = git("tag", "--list").split()
-    if tag(member, version) in tags:
-        raise Refusal(f"the tag {tag(member, version)} exists; choose a later version")
-    if wrong := workspace.false_pins():
-        raise Refusal(
-            "the meta-package's pins must be true; mend packages/stack/pyproject.toml, or run "
-            "scripts/constraints:\n" + "\n".join(wrong)
-        )
-    if not list((member.path / "changes").glob("*.*.md")):
-        raise Refusal(
-            f"there is nothing to release: packages/{member.folder}/changes holds no fragment; "
-            "write one, ISSUE.feature.md or ISSUE.bugfix.md"
-        )
-    others = [m for m in workspace.members().values() if member.folder == META != m.folder]
-    if missing := [m.folder for m in others if tag(m, m.version) not in tags]:
-        lines = "".join(f"\nscripts/release {folder}" for folder in missing)
-        raise Refusal(f"it would pin versions without a tag; release these first:{lines}")
-
-
-def move_pin(member: Member, version: str) -> None:
-    """Pins the new version in the meta-package."""
+    version = ""
+    for folder in [member.path, *([member.path / "native"] if member.native else [])]:
+        line = ("uv", "version", "--directory", str(folder), "--frozen", "--short")
+        version = run(*line, *wanted)
     file = workspace.members()[META].path / "pyproject.toml"
-    pin = rf'^(    "{re.escape(member.name)}(?:\[[^\]]*\])?==){re.escape(member.version)}"'
-    before = file.read_text(encoding="utf-8")
-    text = re.sub(pin, rf'\g<1>{version}"', before, flags=re.MULTILINE)
+    pin = rf'("{re.escape(member.name)}(?:\[.*?\])?==){re.escape(member.version)}"'
+    text = re.sub(pin, rf'\g<1>{version}"', file.read_text(encoding="utf-8"))
     file.write_text(text, encoding="utf-8")
-
-
-def release(member: Member, version: str) -> None:
-    """Writes, commits and tags. On a failure the tree is as it was."""
-    try:
-        for folder in [member.path, *([member.path / "native"] if member.native else [])]:
-            set_version(folder, version)
-        if member.folder != META:
-            move_pin(member, version)
-        line = ["towncrier", "build", "--yes", "--dir", str(member.path), "--version", version]
-        line += ["--name", member.name, "--config", str(workspace.ROOT / "pyproject.toml")]
-        subprocess.run(line, cwd=workspace.ROOT, check=True, stdout=sys.stderr)  # git add, by cwd
-        keep = member.path / "changes" / ".gitkeep"  # git drops a folder without files
-        keep.parent.mkdir(exist_ok=True)
-        keep.touch()
-        assert not workspace.false_pins(), workspace.false_pins()
-        git("add", "--all", "packages")
-        git("commit", "--quiet", "--message", f"Release {member.name} {version}")
-        git("tag", "--annotate", tag(member, version), "--message", f"{member.name} {version}")
-    except BaseException:
-        git("restore", "--staged", "--worktree", "--source", "HEAD", "packages")
-        raise
+    line = ("towncrier", "build", "--yes", "--config", "pyproject.toml", "--dir", str(member.path))
+    run(*line, "--name", member.name, "--version", version)
+    (member.path / "changes").mkdir(exist_ok=True)
+    (member.path / "changes" / ".gitkeep").touch()  # git drops a folder without files
+    run("git", "add", "--all", "packages")
+    run("git", "commit", "--quiet", "--message", f"Release {member.name} {version}")
+    name = tag(member, version)
+    run("git", "tag", "--annotate", name, "--message", f"{member.name} {version}")
+    return name
 
 
 def main() -> None:
     """Checks, releases, and says how to publish."""
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument("name", choices=sorted(workspace.members()), help="a folder of packages/")
-    parser.add_argument("version", nargs="?", help="major, minor, patch or X.Y.Z; not for stack")
+    numbers = ("major", "minor", "patch")
+    parser.add_argument("number", choices=numbers, nargs="?", help="to raise; not for stack")
     options = parser.parse_args()
     member = workspace.members()[options.name]
-    version = next_version(member, options.version)
-    check(member, version)
-    release(member, version)
-    print(f"{tag(member, version)} is committed and tagged here. Publish it with:")
-    print(f"    git push origin HEAD {tag(member, version)}")
+    if (member.folder == META) != (options.number is None):
+        parser.error(f"a library needs one of {', '.join(numbers)}; {META} has none")
+    if reason := refusal(member):
+        sys.exit(f"scripts/release: refused: {reason}")
+    if member.folder == META:
+        name = release(member, by_calendar(member.version, datetime.date.today()))
+    else:
+        name = release(member, "--bump", options.number)
+    print(f"{name} is committed and tagged here. Publish it with:")
+    print(f"    git push origin HEAD {name}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as error:
-        sys.exit(f"scripts/release: refused: {error}")
+    main()

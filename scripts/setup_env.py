@@ -3,18 +3,15 @@
 """Make .venv: the tested set of dependencies and all members, editable. Safe to run twice.
 
 Only the standard library, run by the Python that `.venv` will have. A stamp file marks the folder
-as ours from the first moment and holds a digest of everything that the installation followed from
-once it is complete. So a second run returns at once, an unfinished one (killed, disk full, network
-gone) is begun again from an empty folder, and a `.venv` that somebody else made is left alone.
-What was downloaded stays in uv's cache, so that beginning again costs seconds.
+as ours from the first moment. Once the installation is complete, it holds a digest of its inputs.
+So a second run returns at once, an unfinished one is begun again from an empty folder, and a
+`.venv` that somebody else made is left alone.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -22,57 +19,26 @@ import sys
 import workspace
 
 VENV = workspace.ROOT / ".venv"
-STAMP = "dovetail-setup"  # inside .venv: empty while unfinished, then the digest
-NEEDED_BYTES = 2_000_000_000  # .venv and uv's cache of it, measured on Linux, with a third to spare
-
-
-class SetupError(RuntimeError):
-    """Set-up cannot go on; the message says what the user can do."""
+STAMP = VENV / "dovetail-setup"  # empty while unfinished, then the digest
 
 
 def digest(python: str) -> str:
-    """What an installation follows from: the files, the Python, and where it stands."""
+    """Returns a hash over the inputs of an installation: the files, the Python, the folder."""
     files = sorted(workspace.ROOT.glob("packages/*/pyproject.toml"))
     files += [workspace.ROOT / "pyproject.toml", workspace.constraints_file(python)]
-    found = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{workspace.ROOT}\n".encode())
+    total = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{workspace.ROOT}\n".encode())
     for file in files:
-        found.update(f"{file.relative_to(workspace.ROOT)}\n".encode())
-        found.update(file.read_bytes())
-    return found.hexdigest()
+        total.update(f"{file.relative_to(workspace.ROOT)}\n".encode() + file.read_bytes())
+    return total.hexdigest()
 
 
-def check() -> None:
-    """Refuse a .venv that this script did not make, a Python without venv, and a full disk."""
-    if VENV.is_dir() and any(VENV.iterdir()) and not (VENV / STAMP).exists():
-        raise SetupError(
-            f"{VENV} exists, and this script did not make it, so it will not change it. Move it "
-            "away or delete it, then run the same command again"
-        )
-    missing = [m for m in ("venv", "ensurepip") if importlib.util.find_spec(m) is None]
-    if missing:
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        raise SetupError(
-            f"a virtual environment needs Python's own {' and '.join(missing)}, which "
-            f"{sys.executable} lacks. On Debian and Ubuntu: apt install python{version}-venv; "
-            "elsewhere install a complete Python and name it: PYTHON=/path/to/python3.12"
-        )
-    free_bytes = shutil.disk_usage(workspace.ROOT).free
-    if free_bytes < NEEDED_BYTES:
-        raise SetupError(
-            f"set-up needs {NEEDED_BYTES / 1e9:.1f} GB free on the disk of {workspace.ROOT}; "
-            f"{free_bytes / 1e9:.1f} GB are free. Free some, or clone to a larger disk (and let "
-            "UV_CACHE_DIR name a folder there), then run the same command again"
-        )
-
-
-def run(what: str, *command: str) -> None:
-    """Run one installer on the terminal; SetupError if it fails."""
+def run(*command: str) -> None:
+    """Runs an installer on the terminal; SystemExit if it fails."""
     if subprocess.run(command, cwd=workspace.ROOT, check=False).returncode:
-        raise SetupError(
-            f"{what} failed; the lines above are the installer's own. If it could not reach the "
-            "package index: check the network (behind a proxy set HTTPS_PROXY), or name a mirror "
-            "with UV_DEFAULT_INDEX and PIP_INDEX_URL. Then run the same command again: what was "
-            "downloaded is kept"
+        sys.exit(
+            "set-up: the installer failed; its lines are above. Without the package index: set "
+            "HTTPS_PROXY, or name a mirror with UV_DEFAULT_INDEX and PIP_INDEX_URL. Then run the "
+            "same command again"
         )
 
 
@@ -85,45 +51,37 @@ def requirements() -> list[str]:
 
 
 def install(python: str) -> None:
-    """Create .venv from nothing and install the tested set and the members into it."""
-    old = VENV.with_name(".venv.old")
-    shutil.rmtree(old, ignore_errors=True)
+    """Makes .venv from nothing, with the tested set and the members in it."""
     if VENV.exists():
-        VENV.rename(old)  # first, so that a kill while it is deleted leaves no half of a .venv
-        shutil.rmtree(old)
+        shutil.rmtree(VENV)
     VENV.mkdir()
-    (VENV / STAMP).touch()
-    constraints = str(workspace.constraints_file(python))
-    inside = str(VENV / "bin" / "python")
-    run("making .venv", sys.executable, "-m", "venv", str(VENV))
-    print("set-up: installing uv", file=sys.stderr)
-    pip = (inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    run("installing uv", *pip, "--constraint", constraints, "uv")
+    STAMP.touch()
     print("set-up: installing the tested set and Dovetail's packages", file=sys.stderr)
+    run(sys.executable, "-m", "venv", str(VENV))
+    inside = str(VENV / "bin" / "python")
+    constraint = ("--constraint", str(workspace.constraints_file(python)))
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(inside, *pip, *constraint, "uv")
     uv = (str(VENV / "bin" / "uv"), "pip", "install", "--python", inside)
-    run("installing the packages", *uv, "--constraint", constraints, *requirements())
+    run(*uv, *constraint, *requirements())
 
 
 def main() -> None:
-    """Make .venv unless it is made."""
+    """Makes .venv unless it is made."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     with (workspace.ROOT / ".setup-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two terminals, one .venv: the second finds it made
         wanted = digest(python)
-        stamp = VENV / STAMP
-        if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        if STAMP.exists() and STAMP.read_text(encoding="utf-8") == wanted:
             return
-        check()
+        if VENV.is_dir() and any(VENV.iterdir()) and not STAMP.exists():
+            sys.exit(
+                f"set-up: {VENV} exists without {STAMP.name}, so it may be somebody's own. Move it "
+                "away or delete it, then run the same command again"
+            )
         install(python)
-        finished = stamp.with_suffix(".new")
-        finished.write_text(wanted, encoding="utf-8")
-        os.replace(finished, stamp)
+        STAMP.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SetupError as error:
-        sys.exit(f"set-up: {error}")
-    except KeyboardInterrupt:
-        sys.exit("set-up: interrupted; run the same command again to begin anew")
+    main()

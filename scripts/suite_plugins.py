@@ -56,9 +56,7 @@ class CacheHealth:
             self.faults.append(text)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Protect new entries; keep the warnings from filling several lines each."""
-        if self.folder:
-            compilation_cache.protect(self.folder)
+        """Keep the warnings from filling several lines each."""
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter and self.faults:
             recorded = reporter.stats["warnings"]

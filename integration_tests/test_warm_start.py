@@ -5,7 +5,6 @@
 import os
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -16,122 +15,96 @@ import suite_times
 import warm_start
 import workspace
 
+ENV = forced_devices.environment(1)
+STRICT = ["-W", "error", "-c"]
 WHOLE = """
-from __future__ import division
 import atexit, os, sys, threading, time, warnings
-print(__name__, globals().get("__file__"), sys.argv, sys.orig_argv, sys.path[:3], sys.warnoptions)
-print(os.getcwd(), sys.stdin.read(), os.environ["OWN"], "PATH" in os.environ, __builtins__)
-print([str(entry) for entry in warnings.filters if "numpy" not in str(entry)])
-print(sys.modules["__main__"].__dict__ is globals(), sys.flags.hash_randomization, hash("a"))
-class Late:
-    def __del__(self): print("deleted", flush=True)
-late = Late()
+print(__name__, globals().get("__file__"), sys.argv, sys.path, os.getcwd(), sys.stdin.read())
+print(os.environ["OWN"], "XLA_FLAGS" in os.environ, sys.modules["__main__"].__dict__ is globals())
+print([entry[:3] for entry in warnings.filters if "numpy" not in str(entry)], hash("a"))
+def annotated(x: int): "dont_inherit: the server's __future__ is not the program's"
+print(annotated.__annotations__)
 atexit.register(print, "at exit")
 threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
 """
-ENDS = {
-    "number": "raise SystemExit(259)",
-    "text": "import sys; sys.exit('why')",
-    "error": "def f(x):\n    return 1 / x\ntry:\n    [][0]\nexcept LookupError as e:\n    f(0)",
-    "syntax": "print(1",
-    "own hook": "import sys\nsys.excepthook = lambda *error: print(error[:2])\n1 / 0",
-    "warning": "import warnings\nwarnings.warn('text', UserWarning)",
-    "killed": "import os\nprint('lost')\nos.kill(os.getpid(), 9)",
-    "terminated": "import os\nos.kill(os.getpid(), 15)",
-    "interrupted": "import os\nos.kill(os.getpid(), 2)",
-    "os exit": "import os\nos._exit(3)",
-}
+ENDS = (
+    "raise SystemExit(259)",
+    "import sys; sys.exit('why')",
+    "print('before'); 1 / 0",
+    "import warnings; warnings.warn('text')",
+    "import os; print('lost'); os.kill(os.getpid(), 9)",
+)
 
 
-def both(*line, **options) -> subprocess.CompletedProcess[str]:
-    """The result of a program in a fork, which is that of a process."""
-    command = [sys.executable, *line]
-    own = {"input": "", **options}
-    expected = subprocess.run(command, capture_output=True, text=True, check=False, **own)
-    done = warm_start.run(line, **options)
-    assert done.stdout == expected.stdout
-    assert (done.stderr, done.returncode) == (expected.stderr, expected.returncode)
-    return done
+def both(line, env) -> subprocess.CompletedProcess[str]:
+    """The result of a program in a fork, and that of a process is the same."""
+    command, own = [sys.executable, *line], {"capture_output": True, "text": True, "check": False}
+    process, fork = subprocess.run(command, env=env, input="", **own), warm_start.run(line, env=env)
+    assert (fork.stdout, fork.returncode) == (process.stdout, process.returncode)
+    # Above the last line, a traceback has frames of warm_start.py.
+    assert fork.stderr.splitlines()[-1:] == process.stderr.splitlines()[-1:]
+    return fork
 
 
-@pytest.mark.parametrize("filters", [(), ("-W", "error", "-W", "ignore:some:UserWarning")])
-@pytest.mark.parametrize("kind", ["-c", "-m", "file"])
-def test_a_program_has_the_state_of_a_process(tmp_path, kind, filters):
+@pytest.mark.parametrize("line", [[*STRICT, WHOLE], ["-W", "error", "folder/program.py"]])
+def test_a_program_has_the_state_of_a_process(tmp_path, monkeypatch, line):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/program.py").write_text(WHOLE)
-    line = {"-c": ["-c", WHOLE], "-m": ["-m", "folder.program"], "file": ["folder/program.py"]}
-    own = {"OWN": "1", "PYTHONPATH": "one:/two", "PYTHONWARNINGS": "default::FutureWarning"}
-    own |= {"PYTHONHASHSEED": "7"}  # a server of its own
-    done = both(*filters, *line[kind], "a", "-c", env=own, cwd=tmp_path, input="given")
-    assert done.stdout.endswith("thread\nat exit\ndeleted\n")
+    monkeypatch.chdir(tmp_path)
+    env = {"OWN": "1", "PYTHONPATH": "one:/two", "PYTHONHASHSEED": "7"}
+    assert both([*line, "a", "-c"], env).stdout.endswith("thread\nat exit\n")
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_a_program_ends_as_a_process(tmp_path, end):
-    (tmp_path / "program.py").write_text(ENDS[end])
-    assert both("-W", "error", tmp_path / "program.py").returncode
-    assert both("-W", "error", "-c", ENDS[end]).returncode
+@pytest.mark.parametrize("program", ENDS)
+def test_a_program_ends_as_a_process(program):
+    assert both([*STRICT, program], ENV).returncode
 
 
 def test_variables_that_jax_and_xla_read_are_those_of_the_program():
-    program = """
-        import jax, jax.numpy as jnp, numpy as np
-        x = jnp.arange(3.0)
-        print(len(jax.devices()), x.dtype, jax.config.jax_enable_compilation_cache)
-        print(np.random.random())
-    """
-    line = ["-W", "error", "-c", textwrap.dedent(program)]
-    lines = [
-        warm_start.run(line, env={**forced_devices.environment(count), **own}).stdout.splitlines()
-        for count, own in ((3, {}), (5, {"JAX_ENABLE_X64": "true"}))
-    ]
-    assert [first for first, _ in lines] == ["3 float32 False", "5 float64 False"]
-    assert lines[0][1] != lines[1][1]
-    bad = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_no_such_flag=1"}
-    done = warm_start.run(line, env=bad)
-    assert done.returncode != 0
-    assert "xla_no_such_flag" in done.stderr
+    program = """if True:
+        import os, jax, jax.numpy as jnp
+        x, config = jnp.arange(3.0), jax.config
+        print(len(jax.devices()), x.dtype, config.jax_enable_compilation_cache, float(x @ x))
+        print(config.jax_numpy_rank_promotion, os.getppid())"""
+    own = {"JAX_ENABLE_X64": "true", "JAX_NUMPY_RANK_PROMOTION": "raise"}
+    environments = [forced_devices.environment(3), forced_devices.environment(5) | own]
+    done = [warm_start.run([*STRICT, program], env=env).stdout.split() for env in environments]
+    assert done[0][:-1] == ["3", "float32", "False", "5.0", "allow"]
+    assert done[1][:-1] == ["5", "float64", "False", "5.0", "raise"]
+    assert done[0][-1] == done[1][-1]  # one server
 
 
 def test_cpu_seconds_of_a_program_count():
     recorder = suite_times.Recorder()
-    warm_start.run(["-c", ""])
+    done = warm_start.run(["-c", "import warnings; warnings.warn('')"], env=ENV)
+    assert done.returncode == 0  # by another server than that of -W error
     before = recorder.cost()
-    warm_start.run(["-c", "import time\nwhile time.process_time() < 0.3: pass"])
+    warm_start.run(["-c", "import time\nwhile time.process_time() < 0.3: pass"], env=ENV)
     assert recorder.cost().since(before).cpu_s > 0.3
 
 
-def test_a_program_that_takes_too_long_is_killed():
-    with pytest.raises(subprocess.TimeoutExpired) as caught:
-        warm_start.run(["-c", "import time\nprint(1, flush=True)\ntime.sleep(600)"], timeout=1)
-    assert caught.value.stdout == "1\n"
-    assert warm_start.run(["-c", "print(2)"]).stdout == "2\n"
-
-
-def test_a_failure_raises_and_shows_the_errors(capsys):
-    with pytest.raises(subprocess.CalledProcessError):
-        warm_start.run(["-c", "raise SystemExit('why')"], check=True)
-    assert "why" in capsys.readouterr().err
-
-
-def test_the_server_and_its_program_end_with_the_process_however_that_ends():
-    sleep = "import os, time; os.write(9, b'%d %d' % (os.getppid(), os.getpid())); time.sleep(600)"
-    sleep = sleep.replace("os.write(9, ", "open('/proc/%s/fd/1' % OUTER, 'wb').write(")
-    inner = f"import os, warm_start; warm_start.run(['-c', f'OUTER={{os.getpid()}}; ' {sleep!r}])"
-    own = {**os.environ, "PYTHONPATH": str(workspace.ROOT / "scripts")}
-    command = [sys.executable, "-c", inner]
-    with subprocess.Popen(command, env=own, stdout=subprocess.PIPE) as outer:
-        pids = outer.stdout.read1().split()
-        outer.kill()
+def test_the_server_and_its_program_end_with_the_process_however_that_ends(tmp_path):
+    program = """if True:
+        import os, sys, time
+        with open(f"/proc/{sys.argv[1]}/fd/1", "w") as pipe:
+            pipe.write(f"{os.getppid()} {os.getpid()}")
+        time.sleep(600)"""
+    outer = f"import os, warm_start; warm_start.run(['-c', {program!r}, str(os.getpid())])"
+    env = {**os.environ, "PYTHONPATH": str(workspace.ROOT / "scripts"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", outer]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+        server, fork = process.stdout.read1().decode().split()
+        process.kill()
     deadline_s = time.monotonic() + 30
-    while any(Path(f"/proc/{pid.decode()}").exists() for pid in pids):
+    while Path("/proc", server).exists() or Path("/proc", fork).exists():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
 
 
-def test_options_of_a_real_process_are_refused():
-    with pytest.raises(ValueError, match=r"takes -W FILTER.*got \['-I', '-c', ''\].*subprocess"):
-        warm_start.run(["-I", "-c", ""])
+def test_a_server_that_dies_is_an_error_and_the_next_program_gets_another():
+    with pytest.raises(RuntimeError, match=r"must live .* status=-9; set DOVETAIL_WARM_START=0"):
+        warm_start.run([*STRICT, "import os; os.kill(os.getppid(), 9)"], env=ENV)
+    assert warm_start.run([*STRICT, "print(2)"], env=ENV).stdout == "2\n"
 
 
 def test_a_process_is_started_where_the_switch_says_so(monkeypatch):

@@ -1,108 +1,87 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a test's Python program in a fork of a process that has imported JAX and Flax already.
+"""Runs a test's Python program in a fork of a process that has already imported JAX and Flax.
 
-Their import costs 0.8 to 1.3 CPU seconds, most of a small program. `run` starts a server on first
-use (warm_server.py), which imports them, computes nothing and forks for each program. It ends with
-this process, however that ends, and ends a running program too.
+These imports are most of a small program. The first `run` starts a server: this file, as a program.
+It imports, computes nothing, and forks for each request. Requests and answers are lines of JSON.
+This is sound for two reasons, established on jax 0.10.2 and 0.12:
 
-The program has its own directory, environment, sys.argv, sys.path, `__main__`, warning filters and
-standard streams. It leaves through the interpreter's own exit: status, traceback, threads,
-`atexit`. Established on jax 0.10.2 and 0.12:
+- A fork has one thread. NumPy's BLAS ends its threads before a fork; JAX starts none at import.
+- XLA reads XLA_FLAGS at its first use, so the number of devices is the program's own.
 
-- XLA reads XLA_FLAGS at its first use, so the number of devices and the optimization level are the
-  program's own. A fork has one thread: NumPy's BLAS ends its threads before a fork. JAX has none,
-  and warns of forks only from its first backend on.
-- JAX reads JAX_* at import. The fork applies those of `_LATE` to JAX's configuration.
-- Other variables that Python, NumPy, JAX or Flax read at their start (`_EARLY`) get a server of
-  their own for each set of values.
-- PYTHONWARNINGS, -W and PYTHONPATH act from the first line of the program on, not on the imports
-  of the server: these warn unseen, and come from the environment's own packages. NumPy's global
-  generator is seeded anew.
-
-A test stays with `subprocess` if its subject is a start, an import, a signal, memory, or an absent
-module. Output goes to files: `run` waits for the program, not for children that it leaves behind.
-One program runs at a time. Without Linux, or with DOVETAIL_WARM_START=0, each is a real process.
+Python, NumPy and JAX read other variables at their start. Each set of them, except `_LATE`, gets
+its own server, and so does each directory and each -W. Servers and programs end with the thread
+that started the server, however it ends. Two differences from a process remain: a traceback begins
+with frames of this file, and the programs of a server share its hash seed. A test of a start, an
+import, a signal or memory uses `subprocess`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-SERVER = Path(__file__).with_name("warm_server.py")
-SWITCH = "DOVETAIL_WARM_START"
-_EARLY = ("JAX_", "FLAX_", "PYTHON", "OPENBLAS_", "OMP_", "MKL_", "NPY_", "LD_", "LC_", "LANG")
-
-
-def _switch(text: str) -> bool:
-    return text.lower() in ("1", "true", "t", "yes", "y", "on")
-
-
-_LATE: dict[str, Callable[[str], object]] = {
-    "JAX_COMPILATION_CACHE_DIR": str,
-    "JAX_DEFAULT_PRNG_IMPL": str,
-    "JAX_ENABLE_COMPILATION_CACHE": _switch,
-    "JAX_ENABLE_X64": _switch,
-    "JAX_NUMPY_DTYPE_PROMOTION": str,
-    "JAX_NUMPY_RANK_PROMOTION": str,
-    "JAX_PLATFORMS": str,
-}
-_OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONWARNINGS")  # set anew after the fork
+SWITCH = "DOVETAIL_WARM_START"  # 0: each program is a process, as it is without Linux
+# JAX reads these at import. The fork applies them to jax.config.
+_JAX = (
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_ENABLE_COMPILATION_CACHE",
+    "JAX_ENABLE_X64",
+    "JAX_NUMPY_DTYPE_PROMOTION",
+    "JAX_NUMPY_RANK_PROMOTION",
+)
+_LATE = (*_JAX, "PYTEST_CURRENT_TEST", "XLA_FLAGS")  # need no server of their own
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run(
-    arguments: Sequence[str | os.PathLike[str]],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-    timeout: float | None = None,
-    input: str = "",
-    check: bool = False,
+    arguments: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`, but sooner.
 
     Args:
-        arguments: Pairs of -W and a filter, then a file, -c and a program or -m and a module,
-            then the arguments of the program.
+        arguments: A file, or -c and a program; then its arguments. -W and a filter may precede.
         env: All variables of the program; those of this process by default.
-        cwd: Its directory; that of this process by default.
-        timeout: Seconds until the program is killed.
-        input: Its standard input.
-        check: Raise if the program fails, and print its errors.
 
     Returns:
         Status, output and errors. The status is negative if a signal ended the program.
 
     Raises:
-        subprocess.CalledProcessError: The program failed and `check` is set.
-        subprocess.TimeoutExpired: It took longer than `timeout`.
-        ValueError: An option of Python other than -W, -c and -m.
+        RuntimeError: The server ended, for example because JAX cannot be imported.
     """
     line = [os.fspath(argument) for argument in arguments]
-    request = _request(line)  # refuses a line that only a real process can run
     command = [sys.executable, *line]
     variables = dict(os.environ if env is None else env)
     if sys.platform != "linux" or os.environ.get(SWITCH) == "0":
-        own = {"env": variables, "cwd": cwd, "timeout": timeout, "input": input}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **own)
-    else:
-        request |= {"env": variables, "cwd": os.fspath(cwd or Path.cwd())}
-        done = _run_in_fork(command, request, input, timeout)
-    if check and done.returncode:
-        print(done.stderr, file=sys.stderr)
-        done.check_returncode()
-    return done
+        return subprocess.run(
+            command, env=variables, input="", capture_output=True, text=True, check=False
+        )
+    late = {name: variables.pop(name) for name in _LATE if name in variables}
+    options = line[:2] if line[0] == "-W" else []
+    key = (os.getcwd(), *options, *sorted(variables.items()))
+    if key not in _servers:
+        _servers[key] = _Server(options, variables)
+    with tempfile.TemporaryDirectory() as folder:
+        request = {"program": line[len(options) :], "env": late, "folder": folder}
+        try:
+            status = _servers[key].run(request)
+        except BaseException:  # an interrupt, too: the next answer would be that of this program
+            _servers.pop(key).close()
+            raise
+        texts = [Path(folder, name).read_text(encoding="utf-8") for name in ("stdout", "stderr")]
+    return subprocess.CompletedProcess(command, status, *texts)
 
 
 def cpu_s() -> float:
@@ -110,104 +89,79 @@ def cpu_s() -> float:
     return sum(server.cpu_s for server in _servers.values())
 
 
-def _request(line: list[str]) -> dict[str, Any]:
-    """The parts of a command line."""
-    rest, filters = list(line), []
-    while rest[0] == "-W":
-        filters.append(rest[1])
-        del rest[:2]
-    kind = rest.pop(0) if rest[0] in ("-c", "-m") else "file"
-    if rest[0].startswith("-"):
-        raise ValueError(
-            f"a warm start takes -W FILTER, then FILE, -c PROGRAM or -m MODULE, got {line}; "
-            "use subprocess.run for other options of Python"
-        )
-    target, *arguments = rest
-    return {"filters": filters, "kind": kind, "target": target, "arguments": arguments}
-
-
-def _run_in_fork(
-    command: list[str], request: dict[str, Any], given: str, timeout: float | None
-) -> subprocess.CompletedProcess[str]:
-    variables = request["env"]
-    late = {k: parse(variables[k]) for k, parse in _LATE.items() if variables.get(k)}
-    request["jax"] = {name.lower(): value for name, value in late.items()}
-    others = {k: v for k, v in variables.items() if k not in _LATE and k not in _OWN}
-    key = tuple(sorted((k, v) for k, v in others.items() if k.startswith(_EARLY)))
-    with contextlib.ExitStack() as stack:
-        files: list[IO[str]] = [
-            stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(4)
-        ]
-        for file, text in zip(files, (json.dumps(request), given), strict=False):
-            file.write(text)
-            file.seek(0)
-        if key not in _servers:
-            _servers[key] = _Server(others)
-        try:
-            status = _servers[key].run(files, timeout)
-        except BaseException:  # an interrupt, too: the next answer would be that of this program
-            _servers.pop(key).close()
-            raise
-        for file in files[2:]:
-            file.seek(0)
-        output, errors = files[2].read(), files[3].read()
-    if status is None:
-        assert timeout is not None
-        raise subprocess.TimeoutExpired(command, timeout, output, errors)
-    return subprocess.CompletedProcess(command, status, output, errors)
-
-
 class _Server:
-    """A process of warm_server.py, and this end of the socket to it.
+    """A process that runs `_serve`, in its own session: a terminal's interrupt is for pytest."""
 
-    Args:
-        variables: Its environment.
-    """
-
-    def __init__(self, variables: dict[str, str]) -> None:
+    def __init__(self, options: list[str], variables: dict[str, str]) -> None:
         self.cpu_s = 0.0
+        command, pipe = [sys.executable, *options, __file__], subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, env=variables, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
         atexit.register(self.close)
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, str(SERVER), str(theirs.fileno())]
-        with theirs:
-            self.process = subprocess.Popen(
-                command, env=variables, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
 
-    def run(self, files: list[IO[str]], timeout: float | None) -> int | None:
-        """The status of a program, None if it was killed after `timeout`.
-
-        Args:
-            files: The request, and the program's standard input, output and errors.
-            timeout: Seconds.
-        """
-        socket.send_fds(self.channel, [b"run"], [file.fileno() for file in files])
-        (pid,) = self._answer()
-        self.channel.settimeout(timeout)
-        try:
-            status, self.cpu_s = self._answer()
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            self.channel.settimeout(None)
-            _, self.cpu_s = self._answer()
-            return None
-        self.channel.settimeout(None)
-        return status
-
-    def _answer(self) -> list[Any]:
-        answer = self.channel.recv(1000)
+    def run(self, request: dict[str, Any]) -> int:
+        """Runs a program and returns its status."""
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
         if not answer:
             raise RuntimeError(
-                f"the server of warm starts must live as long as this process, but ended with "
-                f"status {self.process.wait()}; {SWITCH}=0 does without it"
+                "the server of warm starts must live as long as this process, but ended with "
+                f"status={self.process.wait()}; set {SWITCH}=0 to do without it"
             )
-        return json.loads(answer)
+        status, self.cpu_s = json.loads(answer)
+        return status
 
     def close(self) -> None:
-        """Ends the server, and the program that it runs."""
-        atexit.unregister(self.close)
-        self.channel.close()
-        self.process.wait()
+        """Ends the server and the program that it runs."""
+        with contextlib.suppress(BrokenPipeError), self.process:
+            self.process.kill()
 
 
-_servers: dict[tuple[tuple[str, str], ...], _Server] = {}
+_servers: dict[tuple[object, ...], _Server] = {}
+
+
+def _serve() -> dict[str, Any]:
+    """Forks for each request. Returns only in a fork, with its request."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            return json.loads(line)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print(json.dumps([status, sum(os.times()[:4])]), flush=True)
+    os._exit(0)
+
+
+def _execute(request: dict[str, Any]) -> None:
+    """Runs a program as `__main__`. Its exceptions are for the interpreter to handle."""
+    streams = [Path(os.devnull), *(Path(request["folder"], name) for name in ("stdout", "stderr"))]
+    for number, path in enumerate(streams):
+        with path.open("wb" if number else "rb") as file:
+            os.dup2(file.fileno(), number)
+    os.environ.update(request["env"])
+    for name in _JAX:
+        if (value := request["env"].get(name)) is not None:
+            switch = isinstance(getattr(jax.config, name.lower()), bool)
+            true = value.lower() in ("1", "true", "t", "yes", "y", "on")
+            jax.config.update(name.lower(), true if switch else value)
+    target, *arguments = request["program"]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if target == "-c":
+        source, name, sys.path[0] = arguments.pop(0), "<string>", ""
+    else:
+        source, name = Path(target).read_bytes(), os.path.abspath(target)
+        sys.path[0], main.__file__ = os.path.dirname(os.path.realpath(target)), name
+    sys.argv[:] = [target, *arguments]
+    exec(compile(source, name, "exec", dont_inherit=True), vars(main))
+
+
+if __name__ == "__main__":
+    import jax
+
+    with contextlib.suppress(ImportError):  # not every package's tests have it
+        import flax.nnx  # noqa: F401
+    gc.freeze()  # a collection in a fork does not visit, and so copy, these objects
+    _execute(_serve())

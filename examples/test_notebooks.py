@@ -4,7 +4,6 @@
 
 import base64
 import re
-import shutil
 import sys
 
 import nbclient
@@ -113,21 +112,6 @@ def test_without_matplotlib_the_install_cell_says_what_is_missing(name, tmp_path
     notebooks.execute(notebook, tmp_path, {"PYTHONPATH": str(tmp_path / "absent")})
     said = "".join(map(text_of, outputs(notebook)))
     assert "matplotlib is missing: pip install dovetail-stack matplotlib" in said
-
-
-def test_prose_changes_and_code_must_be_executed(tmp_path):
-    for file in notebooks.FOLDER.glob(f"{CHEAP}.*"):
-        shutil.copy(file, tmp_path)
-    text = tmp_path / f"{CHEAP}.py"
-    content = text.read_text(encoding="utf-8")
-    text.write_text(content.replace("# # ", "# # Changed: ", 1), encoding="utf-8")
-    notebooks.build(CHEAP, tmp_path, prose=True)
-    changed = stored(CHEAP, tmp_path)
-    assert changed.cells[0].source.startswith("# Changed: ")
-    assert outputs(changed) == outputs(stored(CHEAP))
-    text.write_text(content.replace("import json", "import json, os", 1), encoding="utf-8")
-    with pytest.raises(SystemExit, match="must be executed"):
-        notebooks.build(CHEAP, tmp_path, prose=True)
 
 
 def test_a_progress_bar_is_a_widget(tmp_path):

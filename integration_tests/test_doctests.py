@@ -6,7 +6,6 @@ import doctest
 import importlib
 import pkgutil
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -18,33 +17,25 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 def examples(package: str) -> list[doctest.DocTest]:
     """Returns the docstrings of the package's modules that hold `>>>`."""
-    top = importlib.import_module(package)
-    modules = pkgutil.walk_packages(top.__path__, f"{package}.")
+    modules = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
     names = [package, *(m.name for m in modules if not m.name.endswith("__main__"))]
     finder = doctest.DocTestFinder(exclude_empty=True)
     tests = [t for name in names for t in finder.find(importlib.import_module(name))]
     return [t for t in tests if t.examples]
 
 
-def faults(member: workspace.Member, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The examples of a package that fail, and a wrong number of docstrings with examples."""
-    runner = doctest.DocTestRunner(optionflags=FLAGS)
-    tests = examples(member.module)
-    printed = []
-    for number, test in enumerate(tests):
-        own = folder / str(number)  # some write files
-        own.mkdir(parents=True)
-        monkeypatch.chdir(own)
-        runner.run(test, out=printed.append)
-    settings = tomllib.loads((member.path / "pyproject.toml").read_text())["tool"]
-    if len(tests) != settings["dovetail"]["doctests"]:
-        printed.append(f"{len(tests)} docstrings have examples: {[t.name for t in tests]}")
-    return printed
-
-
 # Not a parameter: the tiers take one case of it, and .ci/run takes all packages that have changed.
 @pytest.mark.thorough
 def test_examples_in_docstrings_run(request, tmp_path, monkeypatch):
-    folders = request.config.getoption("doctests") or list(MEMBERS)
-    for folder in folders:
-        assert faults(MEMBERS[folder], tmp_path / folder, monkeypatch) == []
+    for folder in request.config.getoption("doctests") or list(MEMBERS):
+        member, printed = MEMBERS[folder], []
+        runner = doctest.DocTestRunner(optionflags=FLAGS)
+        tests = examples(member.module)
+        for number, test in enumerate(tests):
+            own = tmp_path / folder / str(number)  # some write files
+            own.mkdir(parents=True)
+            monkeypatch.chdir(own)
+            runner.run(test, out=printed.append)
+        assert printed == []
+        tools = tomllib.loads((member.path / "pyproject.toml").read_text())["tool"]
+        assert len(tests) == tools["dovetail"]["doctests"], [test.name for test in tests]

@@ -4,7 +4,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -24,90 +23,52 @@ def test_killed(): pass
 @pytest.mark.capability("adding", on="tpu")
 def test_lowers(): pass
 
-@pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.capability("adding")
-def test_adds(x): pass
+def test_adds(): pass
 
 @pytest.mark.slow(reason="long")
-@pytest.mark.capability("dividing")
-class TestDivision: pass
+class TestDivision:
+    @pytest.mark.capability("dividing")
+    def test_divides(): pass
 
 TestFaults = pytest.mark.capability("faults")(TestFaults)
 """
-SESSION = {"platform": "gpu", "device": "H100", "tiny": False}
-DONE = {"outcome": "done", "failed": 0}
-STEP = accelerator_step.Step(name="add", run="a:b", order=1, limit_s=1.0, proves=("adding",))
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """The suite of a package and that of all, and an empty folder of results."""
-    for folder in ("packages/one/tests/sub", "integration_tests", "docs/results"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "packages/one/tests/sub/test_it.py").write_text(SUITE)
-    (tmp_path / "integration_tests/test_all.py").write_text(
-        '@pytest.mark.capability("both")\nasync def test_both(): pass\n'
-    )
-    return tmp_path
-
-
-def rows(root: Path) -> dict[str, str]:
-    text = features.tables(features.markers(root), features.devices(root, {"one.add": STEP}))
-    return dict(line.strip("| ").split(" | ") for line in text.splitlines() if " | " in line)
-
-
-def test_a_row_has_a_fast_test_on_a_cpu_before_others(tree):
-    file = "packages/one/tests/sub/test_it.py"
-    assert rows(tree) == {
-        "capability": "proved by",
-        "of a file": f"`{file}::test_lowers`",
-        "adding": f"`{file}::test_adds`, lowered for CUDA, lowered for TPU",
-        "dividing": f"`{file}::TestDivision`",  # only a slow one
-        "faults": f"`{file}::TestFaults`",
-        "both": "`integration_tests/test_all.py::test_both`",
+def test_a_row_has_a_fast_test_and_the_gpu_of_a_whole_step(tmp_path):
+    tests, results = tmp_path / "packages/one/tests", tmp_path / "docs/results"
+    tests.mkdir(parents=True)
+    results.mkdir(parents=True)
+    (tests / "test_it.py").write_text(SUITE)
+    session = {"platform": "gpu", "device": "H100", "tiny": False}
+    done = {"outcome": "done", "failed": 0}
+    session["steps"] = {"one.add": done, "one.divide": done | {"failed": 2}}
+    (results / "accelerator-a.json").write_text(json.dumps(session))
+    tiny = session | {"tiny": True, "device": "L4"}
+    (results / "accelerator-b.json").write_text(json.dumps(tiny))
+    steps = {
+        f"one.{name}": accelerator_step.Step(
+            name=name, run="a:b", order=1, limit_s=1.0, proves=(proved,)
+        )
+        for name, proved in (("add", "adding"), ("divide", "dividing"))
     }
-
-
-@pytest.mark.parametrize(
-    "session, said",
-    [
-        ({"steps": {"one.add": DONE}}, ", run on H100"),
-        ({"steps": {"one.add": DONE}, "platform": "cpu"}, ""),
-        ({"steps": {"one.add": DONE}, "tiny": True}, ""),
-        ({"steps": {"one.add": DONE | {"failed": 2}}}, ""),
-        ({"steps": {"one.add": DONE | {"outcome": "timed out"}}}, ""),
-        ({"steps": {"one.gone": DONE}}, ""),
-    ],
-)
-def test_a_gpu_is_named_where_a_whole_step_ended_well(tree, session, said):
-    (tree / "docs/results/accelerator-x.json").write_text(json.dumps(SESSION | session))
-    assert rows(tree)["adding"].endswith(f"lowered for TPU{said}")
-    assert "H100" not in rows(tree)["dividing"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["NAME", "'a', on='gpu'", "'a', on=()", "7", "'a', on=ON", "'a', on=7", "", "'a', 'b'"],
-)
-def test_a_marker_that_is_no_literal_or_of_no_column_is_refused(arguments):
-    message = r"must hold a literal name and columns .* got pytest\.mark.* write pytest\.mark"
-    with pytest.raises(ValueError, match=message):
-        [*features.declared(f"@pytest.mark.capability({arguments})\ndef test_a(): pass")]
-
-
-def test_a_marker_on_no_test_is_refused():
-    with pytest.raises(ValueError, match=r"must be on a test or be pytestmark; got marks = "):
-        [*features.declared("marks = [pytest.mark.capability('a')]")]
+    text = features.tables(features.proofs(tmp_path), features.devices(tmp_path, steps))
+    file = "packages/one/tests/test_it.py"
+    assert text.splitlines()[4:] == [
+        "|---|---|",
+        f"| of a file | `{file}::test_lowers` |",
+        f"| adding | `{file}::test_adds`, lowered for CUDA, lowered for TPU, run on H100 |",
+        f"| dividing | `{file}::TestDivision` |",
+        f"| faults | `{file}::TestFaults` |",
+    ]
 
 
 @pytest.mark.costly("it reads every test")
-def test_the_real_page_has_no_empty_cell_and_steps_prove_its_rows():
-    found, steps = features.markers(), accelerator_step.catalog()
-    text = features.tables(found, features.devices(workspace.ROOT, steps))
+def test_each_capability_of_the_repository_runs_on_a_cpu_and_each_step_proves_one():
+    rows, steps = features.proofs(), accelerator_step.catalog()
+    text = features.tables(rows, features.devices(workspace.ROOT, steps))
+    assert {package for package, _ in rows} == {*workspace.members(), features.TOGETHER}
+    assert [key for key, proved in rows.items() if all("cpu" not in p[0] for p in proved)] == []
+    assert {(s.split(".")[0], n) for s, step in steps.items() for n in step.proves} <= rows.keys()
     assert re.findall(r"\| *\|", text) == []
-    assert all(line.count("|") == 3 for line in text.splitlines() if line.startswith("|"))
-    assert {package for package, _ in found} == {*workspace.members(), features.TOGETHER}
-    assert [key for key, tests in found.items() if all("cpu" not in t[1] for t in tests)] == []
-    proved = {(step.split(".")[0], name) for step, s in steps.items() for name in s.proves}
-    assert proved <= found.keys()
     assert "NVIDIA H100" in text

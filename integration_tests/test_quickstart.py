@@ -17,23 +17,7 @@ pytestmark = pytest.mark.thorough
 
 STEPS = 40
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
-KEYS = {
-    "bits_per_byte",
-    "gzip_bits_per_byte",
-    "bzip2_bits_per_byte",
-    "xz_bits_per_byte",
-    "tokens_per_second",
-    "train_seconds",
-    "total_seconds",
-    "resumed_bit_exact",
-    "parameters",
-    "steps",
-    "device",
-    "cores",
-    "loadavg",
-    "date",
-    "versions",
-}
+JUDGED = ("bits_per_byte", "gzip_bits_per_byte", "bzip2_bits_per_byte", "xz_bits_per_byte")
 
 
 @pytest.fixture(scope="module")
@@ -53,38 +37,29 @@ def finished(tmp_path_factory):
     return out, shown.getvalue()
 
 
-def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished):
-    result = json.loads((finished[0] / "result.json").read_text())
-    assert result.keys() == KEYS
-    assert result["resumed_bit_exact"] is True
-    assert 1e6 < result["parameters"] < 1e7
-    assert result["steps"] == STEPS
-    assert 0 < result["train_seconds"] < result["total_seconds"]
-    assert {"jax", "python", "dovetail-stack"} <= result["versions"].keys()
-    # A uniform guess over bytes is 8; seconds of training are enough for less.
-    assert 0.5 < result["bits_per_byte"] < 6
-    assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4
-
-
-def test_it_was_killed_and_the_steps_after_the_checkpoint_were_repeated(finished):
+def test_the_run_was_killed_and_its_repeated_steps_are_bit_exact(finished):
     out, shown = finished
     assert "Killed on purpose (SIGKILL). Resuming in a new process." in shown
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = {}
-    for line in lines:
+    for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()):
         if "loss" in line:
             losses.setdefault(line["generation"], {})[line["step"]] = line["loss"]
     assert sorted(losses) == [0, 1]
     both = losses[0].keys() & losses[1].keys()
     assert both
     assert [losses[0][step] for step in both] == [losses[1][step] for step in both]
+    assert json.loads((out / "result.json").read_text())["resumed_bit_exact"] is True
 
 
-def test_the_report_stands_alone_and_shows_the_figures(finished):
+def test_the_report_and_the_output_show_the_result(finished):
     out, shown = finished
-    page = (out / "report.html").read_text()
-    result = json.loads((out / "result.json").read_text())
-    for name in ("bits_per_byte", "gzip_bits_per_byte", "bzip2_bits_per_byte", "xz_bits_per_byte"):
+    page, result = (out / "report.html").read_text(), json.loads((out / "result.json").read_text())
+    assert result["steps"] == STEPS
+    assert 0 < result["train_seconds"] < result["total_seconds"]
+    # A uniform guess over bytes is 8; seconds of training are enough for less.
+    assert 0.5 < result["bits_per_byte"] < 6
+    assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4
+    for name in JUDGED:
         assert f"{result[name]:.4g}" in page
         assert f"{result[name]:.3f}" in shown
     for name in ("loss", "eval/loss", "tokens_per_s", "seconds by activity"):
@@ -93,16 +68,11 @@ def test_the_report_stands_alone_and_shows_the_figures(finished):
     assert "https://" not in page
 
 
-def test_completions_were_streamed_and_the_export_is_whole(finished):
+def test_the_command_again_exports_completes_and_prints_json_alone(finished, capfd):
     out, shown = finished
     assert ">>> def read_" in shown
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in (out / "hf").iterdir()
-    }
-
-
-def test_json_is_alone_on_standard_output(finished, capfd):
-    out, _ = finished
+    exported = {path.name for path in (out / "hf").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= exported
     text = settings.load(out).files.text
     line = ["quickstart", "--out", str(out), "--json", "--text", text, "--minutes", "0.1"]
     capfd.readouterr()

@@ -17,39 +17,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path("scripts/shared")
 
-# {original: the packages that have a copy, under the same name, in their module's folder}
-COPIES = {
-    "_command.py": ("checkpoint", "data", "infer", "serve", "stack"),
-    "_deprecations.py": ("checkpoint", "data"),
-    "_durable.py": ("checkpoint", "data", "models", "serve"),
-    "_groups.py": ("cluster", "train"),
-    "_safetensors.py": ("checkpoint", "models", "serve"),
-    "_traces.py": ("cluster", "train"),
-    "_patterns.py": ("checkpoint", "models", "optim", "quant", "serve", "train"),
-}
+
+def copies(root: Path = ROOT) -> dict[Path, list[Path]]:
+    """Returns the originals, each with the files of its name in the packages' modules."""
+    originals = sorted((root / SHARED).glob("*.py"))
+    return {file: sorted(root.glob(f"packages/*/src/*/{file.name}")) for file in originals}
 
 
-def copies(name: str) -> list[Path]:
-    """Returns the places of an original's copies, relative to the root."""
-    return [Path(f"packages/{p}/src/dovetail_{p}/{name}") for p in COPIES[name]]
-
-
-def differing(root: Path = ROOT) -> list[Path]:
-    """Returns the copies that are missing or differ from their original, relative to the root."""
-    originals = {name: (root / SHARED / name).read_bytes() for name in COPIES}
-    return [
-        copy
-        for name, original in originals.items()
-        for copy in copies(name)
-        if not (root / copy).is_file() or (root / copy).read_bytes() != original
-    ]
-
-
-def main() -> None:
+def main(root: Path = ROOT) -> None:
     """Writes the copies that differ, and names them."""
-    for copy in differing(ROOT):
-        shutil.copyfile(ROOT / SHARED / copy.name, ROOT / copy)
-        print(f"{copy} written from {SHARED / copy.name}")
+    for original, others in copies(root).items():
+        for copy in others:
+            if copy.read_bytes() != original.read_bytes():
+                shutil.copyfile(original, copy)
+                print(f"{copy.relative_to(root)} written from {SHARED / original.name}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executes the notebooks of examples/notebooks and keeps their outputs.
 
-    python scripts/notebooks.py                     # every notebook
-    python scripts/notebooks.py quantization        # one of them
-    python scripts/notebooks.py --prose NAME        # keeps the outputs: only prose changed
+    python scripts/notebooks.py [NAME ...]          # without names: every notebook
 
 People edit NAME.py (py:percent). This script executes it in an empty folder, in the environment at
 hand, and writes NAME.ipynb: the same cells with their outputs, without paths of the machine and
@@ -21,13 +19,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
 
 import compilation_cache
 import workspace
-
-if TYPE_CHECKING:
-    from nbformat import NotebookNode
 
 FOLDER = workspace.ROOT / "examples" / "notebooks"
 LICENCE = "# Copyright 2026 The Dovetail Authors\n# SPDX-License-Identifier: Apache-2.0\n"
@@ -37,17 +37,14 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 _BAR = re.compile(r"[^\r\n]*\d+%\|[^\r\n]*\|[^\r\n]*|[^\r\n]*\[\d\d:\d\d(?:<[^\]]*)?\][^\r\n]*")
 
 
-def names(folder: Path = FOLDER) -> list[str]:
+def names() -> list[str]:
     """Returns the notebooks, by the name of their text."""
-    return sorted(f.stem for f in folder.glob("*.py"))
+    return sorted(f.stem for f in FOLDER.glob("*.py"))
 
 
-def read(name: str, folder: Path = FOLDER) -> NotebookNode:
+def read(name: str) -> NotebookNode:
     """Returns the cells of a text, without outputs, with stable ids and little metadata."""
-    import jupytext
-    from nbformat.v4 import new_notebook
-
-    text = (folder / f"{name}.py").read_text(encoding="utf-8")
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     cells = jupytext.reads(text.removeprefix(LICENCE).lstrip("\n"), fmt="py:percent").cells
     for number, cell in enumerate(cells):
         tags = cell.metadata.get("tags")
@@ -56,14 +53,12 @@ def read(name: str, folder: Path = FOLDER) -> NotebookNode:
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
-    return new_notebook(cells=cells, metadata=metadata)
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
 
 
-def stored(name: str, folder: Path = FOLDER) -> NotebookNode:
+def stored(name: str) -> NotebookNode:
     """Returns the notebook with its outputs, as it was executed last."""
-    import nbformat
-
-    return nbformat.read(folder / f"{name}.ipynb", as_version=4)
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -98,8 +93,6 @@ def execute(
         nbclient.exceptions.CellExecutionError: A cell failed.
         RuntimeError: A cell wrote to standard error.
     """
-    from nbclient import NotebookClient
-
     (folder / "work").mkdir()
     client = NotebookClient(
         notebook,
@@ -149,33 +142,16 @@ def portable(text: str, folder: Path) -> str:
     return text
 
 
-def build(name: str, folder: Path = FOLDER, *, prose: bool = False) -> None:
-    """Executes one notebook, or keeps its outputs where only prose has changed, and writes it."""
-    import nbformat
-
-    notebook = read(name, folder)
-    if prose:
-        pair = [stored(name, folder).cells, notebook.cells]
-        before, after = [[c for c in cells if c.cell_type == "code"] for cells in pair]
-        if [c.source for c in before] != [c.source for c in after]:
-            sys.exit(f"{name} must be executed, for its code has changed")
-        for old, new in zip(before, after, strict=True):
-            new.outputs, new.execution_count = old.outputs, old.execution_count
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            execute(notebook, Path(temporary).resolve())
-    nbformat.write(notebook, folder / f"{name}.ipynb")
-
-
 def main() -> None:
     """Executes the named notebooks, all without a name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[[], *names()], metavar="NAME")
-    parser.add_argument("--prose", action="store_true", help="execute nothing, keep the outputs")
-    options = parser.parse_args()
-    for name in options.names or names():
+    for name in parser.parse_args().names or names():
         print(name, flush=True)
-        build(name, prose=options.prose)
+        notebook = read(name)
+        with tempfile.TemporaryDirectory() as temporary:
+            execute(notebook, Path(temporary).resolve())
+        nbformat.write(notebook, FOLDER / f"{name}.ipynb")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
 """Checks the language of the packages: docstrings, `Args:` sections, names of results.
 
 Run `python scripts/voice.py [FOLDER ...]` for one line per finding. docs/develop/writing.md has the
-rules.
-Reads syntax trees; imports nothing.
+rules. It reads syntax trees and imports nothing.
 """
 
 import ast
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -97,17 +97,17 @@ def check(file: Path) -> tuple[int, list[tuple[int, str, str]]]:
 
 
 def main(folders: list[str]) -> int:
-    sources = [Path(f).resolve() for f in folders] or sorted(ROOT.glob("packages/*/src"))
+    """Prints the findings of each folder; 1 if there are any."""
     failed = False
-    for folder in sources:
-        results = {file: check(file) for file in sorted(folder.rglob("*.py"))}
+    for folder in map(Path, folders or sorted(ROOT.glob("packages/*/src"))):
+        results = {os.path.relpath(file): check(file) for file in sorted(folder.rglob("*.py"))}
         findings = [(file, *entry) for file, (_, entries) in results.items() for entry in entries]
         words = sum(count for count, _ in results.values())
         share = 1000 * sum(kind == "relative" for _, _, kind, _ in findings) / max(words, 1)
-        print(f"{folder.relative_to(ROOT)}: {words} words, {share:.1f} of 1,000 are relative")
+        print(f"{os.path.relpath(folder)}: {words} words, {share:.1f} of 1,000 are relative")
         wrong = [x for x in findings if x[2] != "relative" or share > RELATIVE_LIMIT]
         for file, line, kind, text in wrong:
-            print(f"{file.relative_to(ROOT)}:{line}: {kind}: {text}")
+            print(f"{file}:{line}: {kind}: {text}")
         failed |= bool(wrong)
     return int(failed)
 

@@ -161,6 +161,8 @@ def test_two_leaves_that_would_become_one_are_refused(rule, names, new):
         (lambda: rename("a", "b.*"), "write no wildcard on the other side"),
         (lambda: stack("a.*", "a"), "must have one # for the index .* got stack"),
         (lambda: stack("a.#.#", "a.#"), "must have one #"),
+        (lambda: stack("a.#.#", "a"), "must have one #"),
+        (lambda: stack("a.#.*", "a"), "else the same wildcards, got stack"),
         (lambda: unstack("a.#", "a"), "must have one # for the index"),
         (lambda: split("a", ("b",), axis=0), "two patterns or more, got split"),
         (lambda: split("a", "bc", axis=0), "two patterns or more"),

@@ -176,23 +176,7 @@ def write(
             for event in events:
                 if progress is not None:
                     progress(event)
-        facts = {
-            "layout": {name: field.described() for name, field in encoder.layout.items()},
-            "manifest": dict(encoder.manifest),
-            **identity,
-        }
-        with disk_advice(local, ledger):
-            ledger.straighten()
-            tidy(local, len(ledger.lines))
-            index.write_index(
-                local,
-                shards=[line["shard"] for line in ledger.lines],
-                parts=[p.name for p in parts],
-                facts=facts,
-                others=[LEDGER, *save_tokenizer(encoder.tokenizer, local)],
-            )
-        if upload is not None:
-            upload.finish()
+        run.finish(identity)
     return Corpus(directory)
 
 
@@ -284,6 +268,27 @@ class _Run:
                 self._record(engine, wait=False)
                 yield totals.progress(written)
         self._record(engine, wait=True)
+
+    def finish(self, identity: dict[str, Any]) -> None:
+        """Writes the index, with which the corpus is finished."""
+        encoder = self.job.encoder
+        facts = {
+            "layout": {name: field.described() for name, field in encoder.layout.items()},
+            "manifest": dict(encoder.manifest),
+            **identity,
+        }
+        with disk_advice(self.directory, self.ledger):
+            self.ledger.straighten()
+            tidy(self.directory, len(self.ledger.lines))
+            index.write_index(
+                self.directory,
+                shards=[line["shard"] for line in self.ledger.lines],
+                parts=[p.name for p in self.parts],
+                facts=facts,
+                others=[LEDGER, *save_tokenizer(encoder.tokenizer, self.directory)],
+            )
+        if self.upload is not None:
+            self.upload.finish()
 
     def _record(self, engine: Engine, *, wait: bool) -> None:
         """Appends the lines of ended shards to the ledger, and uploads these shards."""

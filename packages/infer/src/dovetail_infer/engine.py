@@ -114,18 +114,9 @@ class Engine:
         sizes = {"page_size": page_size, "step_tokens": step_tokens, "max_rows": max_rows}
         _check_sizes(**sizes, max_length=length, max_queue=max_queue)
         _check_sizes(least=0, max_logprobs=max_logprobs, adapters=adapters)
-        if not isinstance(model, Decoder):
-            raise TypeError(
-                "model must be a decoder with layers, features and head, got "
-                f"{type(model).__name__}. See dovetail_infer.Decoder."
-            )
-        layout = discover(
-            model,
-            max_length=length,
-            kv_dtype=kv_dtype,
-            record_experts=record_experts,
-            adapters=adapters,
-        )
+        _check_model(model)
+        features: dict[str, Any] = {"record_experts": record_experts, "adapters": adapters}
+        layout = discover(model, max_length=length, kv_dtype=kv_dtype, **features)
         if tokenizer is not None:
             _check_tokenizer(tokenizer, layout.vocab_size)
         fit = _fit(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
@@ -156,8 +147,7 @@ class Engine:
             vocab_size=layout.vocab_size,
             max_length=fit.max_length,
             max_logprobs=max_logprobs,
-            adapters=adapters,
-            record_experts=record_experts,
+            **features,
         )
 
     def warmup(self) -> list[Program]:
@@ -360,6 +350,14 @@ def _check_sizes(*, least: int = 1, **sizes: int) -> None:
             raise ValueError(
                 f"{name} must be at least {least}, got {name}={size}. Use the default."
             )
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, Decoder):
+        raise TypeError(
+            "model must be a decoder with layers, features and head, got "
+            f"{type(model).__name__}. See dovetail_infer.Decoder."
+        )
 
 
 def _check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -159,6 +159,7 @@ def test_steps_without_times_run_together_before_the_others(toy: Toy):
     assert (lines[2]["case"], lines[3]["done"]) == ("good", 3)
 
 
+@pytest.mark.thorough("it waits for ten seconds")
 @pytest.mark.parametrize("limit_s", [None, 10])
 def test_a_session_that_ends_stops_its_step_and_the_next_takes_it_up(toy: Toy, limit_s: int | None):
     line = ["--state", str(toy.root / "state.json"), "toy.good", "toy.patient", "toy.last"]

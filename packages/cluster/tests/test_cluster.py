@@ -41,6 +41,7 @@ def test_the_next_run_starts_on_the_warm_servers(cluster):
     assert cluster.run(lambda ctx: ctx.generation).values == (0, 0, 0)
 
 
+@pytest.mark.thorough("it waits for a run to end")
 def test_each_new_state_is_watched_and_an_exception_there_ends_the_run(cluster):
     seen = []
     result = cluster.run(lambda ctx: ctx.rank, watch=lambda *change: seen.append(change))

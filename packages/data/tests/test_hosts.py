@@ -221,6 +221,7 @@ class Stuck(Text):
         return super().__call__(records)
 
 
+@pytest.mark.thorough("it waits for Ray")
 def test_a_write_that_ends_early_leaves_no_task_to_ray(tree, tmp_path):
     encoder = Stuck(Bytes())
     encoder.first = (tree / "000.txt").read_text()

@@ -261,6 +261,7 @@ def test_a_daemon_that_loses_its_controller_kills_its_rank(alone):
     assert gone(left)
 
 
+@pytest.mark.thorough("it waits for ten seconds")
 def test_a_daemon_gives_a_silent_controller_up_after_ten_seconds(alone):
     controller, left = alone
     controller.start_rank(local(loop), 0)

@@ -26,6 +26,7 @@ def flip(path):
     path.write_bytes(data)
 
 
+@pytest.mark.thorough("hosts end and start again, ten seconds long")
 @pytest.mark.capability("a crash loses no step that is on the shelves")
 @pytest.mark.capability("the copy of a damaged file, and the store after two neighbours die")
 def test_a_host_dies_then_a_file_then_two_hosts(run, hosts, capfd):

@@ -42,6 +42,7 @@ LIMITED = """
 import resource, runpy, sys
 limit = int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+sys.dont_write_bytecode = True  # it would be cut, too
 runpy.run_module("dovetail_stack", run_name="__main__")
 """
 

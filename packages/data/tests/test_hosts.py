@@ -236,6 +236,7 @@ def test_a_write_that_ends_early_leaves_no_task_to_ray(tree, tmp_path):
 
 
 def limit_files(limit_bytes: int) -> None:
+    sys.dont_write_bytecode = limit_bytes != resource.RLIM_INFINITY  # it would be cut, too
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
 

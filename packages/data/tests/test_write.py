@@ -147,7 +147,8 @@ def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):
     # ArrayRecord pads a file to 64 KiB: the limit lets small files pass and stops a shard.
     limited = PROGRAM.replace(
         "import sys",
-        "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)",
+        "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)\n"
+        "sys.dont_write_bytecode = True",  # it would be cut, too
     )
     command = [sys.executable, "-c", limited, tree, tmp_path / "c", "1"]
     run = subprocess.run(

@@ -42,6 +42,7 @@ def limit_space(root: Path, free: int | None) -> None:
 def limit_files(root: Path, free: int | None) -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard if free is None else free, hard))
+    sys.dont_write_bytecode = free is not None  # it would be cut, too
 
 
 def items(step: int, disk: str) -> dict:

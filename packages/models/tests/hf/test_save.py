@@ -156,6 +156,7 @@ from dovetail_models import init, llama, save
 model = init(llama(vocab_size=99, embed=32, depth=1, heads=2, mlp=40), seed=0)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+sys.dont_write_bytecode = True  # it would be cut, too
 try:
     save(model, sys.argv[1])
 except OSError as error:

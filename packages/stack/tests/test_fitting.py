@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import inspect
 import itertools
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 from dovetail_data import Pretrained
 from dovetail_optim import Guard
+from dovetail_stack import training
 from dovetail_stack.recipes import fitting
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.language_model import pretraining
@@ -41,3 +43,15 @@ def test_the_option_of_the_guard_is_its_sigma_and_0_is_no_guard():
     assert guard() == Guard(sigma=6.0)
     assert guard(guard_sigma=4.5) == Guard(sigma=4.5)
     assert guard(guard_sigma=0.0) is None
+
+
+def test_minutes_are_planned_in_seconds_and_end_with_the_fourth_pass(monkeypatch):
+    asked = []
+    plan = inspect.unwrap(training._plan)  # without the check of types: stand-ins have its fields
+    monkeypatch.setattr(fitting, "steps_in", lambda seconds, *_: asked.append(seconds) or 13)
+    rows = type("Rows", (), {"unit": 1, "__len__": lambda self: 6})()
+    run = SimpleNamespace(training=Training(length=24, global_batch=2))
+    run.duration = SimpleNamespace(minutes=2.5)
+    assert (plan(run, None, rows), asked) == (12, [150.0])
+    run.duration = SimpleNamespace(minutes=None)
+    assert plan(run, None, rows) == 3

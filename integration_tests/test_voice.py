@@ -32,6 +32,19 @@ def test_help_starts_with_a_program_and_the_topics(member):
     assert [name for name in package.__all__ if f'"{name}",' not in topics] == []
 
 
+@each
+def test_signatures_are_readable(member):
+    package, walls = importlib.import_module(member.module), []
+    for value in (getattr(package, name) for name in package.__all__):
+        held = vars(value).values() if inspect.isclass(value) else [value]
+        for function in (f for f in held if inspect.isfunction(f)):
+            shown, name = str(inspect.signature(function)), function.__name__
+            public = not name.startswith("_") or name in ("__init__", "__call__")
+            if public and function.__module__.startswith("dovetail_"):
+                walls += [name] if shown.count("jaxlib") > 1 or len(shown) > 900 else []
+    assert walls == []
+
+
 def test_the_checks_can_fail(tmp_path):
     file = tmp_path / "bad.py"
     file.write_text(

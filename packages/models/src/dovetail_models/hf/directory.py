@@ -12,6 +12,7 @@ from dovetail_models.hf.table import listed
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -27,6 +28,15 @@ def read_config(path: Path) -> dict[str, Any]:
             "Pass the directory that save or save_pretrained wrote."
         )
     return _json(path / CONFIG_FILE)
+
+
+def read_generation(path: Path) -> dict[str, Any]:
+    """Returns the keys of generation_config.json; empty without the file.
+
+    Raises ValueError if the file is not a JSON object.
+    """
+    file = path / GENERATION_FILE
+    return _json(file) if file.is_file() else {}
 
 
 def read_specs(path: Path) -> dict[str, Spec]:

@@ -21,7 +21,7 @@ from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt
 from dovetail_infer.run.steps import Steps
 from dovetail_infer.run.stream import Stream
-from dovetail_infer.run.submission import Submission
+from dovetail_infer.run.submission import Submission, end_ids
 from dovetail_infer.sampling import MAX_SEED, Sampling
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.schedule.scheduler import Scheduler
@@ -46,6 +46,8 @@ class Engine:
         model: A decoder, see `Decoder`. Its arrays are used as they are: quantized, sharded, in any
             dtype. `update_weights` replaces them.
         tokenizer: For text prompts and text. None: token ids alone.
+        eos_ids: Ids that end a completion, such as those that a chat model's directory names.
+            None: the tokenizer's `eos_id`.
         operations: The hot operations. The module `dovetail_kernels` has fast ones.
         kv_dtype: Dtype of the cache. Default: that of the model's keys, but float32 for bfloat16
             on a CPU with jax before 0.12, where each write would copy the cache.
@@ -72,9 +74,9 @@ class Engine:
             error is logged, and no more events come.
 
     Raises:
-        ValueError: The model has an attention of its own, an option is out of range, the
-            tokenizer ends texts with an id that the model does not have, or not even one request of
-            `max_length` fits the memory.
+        ValueError: The model has an attention of its own, an option is out of range, the only id
+            that ends a completion is not the model's, or not even one request of `max_length` fits
+            the memory.
         TypeError: An argument has another type.
 
     Example:
@@ -94,6 +96,7 @@ class Engine:
         model: Decoder,
         *,
         tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] | None = None,
         operations: Operations = reference,
         kv_dtype: DTypeLike | None = None,
         kv_bytes: int | None = None,
@@ -117,8 +120,7 @@ class Engine:
         _check_model(model)
         features: dict[str, Any] = {"record_experts": record_experts, "adapters": adapters}
         layout = discover(model, max_length=length, kv_dtype=kv_dtype, **features)
-        if tokenizer is not None:
-            _check_tokenizer(tokenizer, layout.vocab_size)
+        ends = end_ids(eos_ids, tokenizer=tokenizer, vocab_size=layout.vocab_size)
         fit = _fit(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
         _log.info("memory of the engine:\n%s", fit)
         sizes["step_tokens"] = min(step_tokens, max_rows * fit.max_length)
@@ -144,6 +146,7 @@ class Engine:
         self._submission = Submission(
             loop=self._loop,
             tokenizer=tokenizer,
+            eos_ids=ends,
             vocab_size=layout.vocab_size,
             max_length=fit.max_length,
             max_logprobs=max_logprobs,
@@ -358,20 +361,6 @@ def _check_model(model: object) -> None:
             "model must be a decoder with layers, features and head, got "
             f"{type(model).__name__}. See dovetail_infer.Decoder."
         )
-
-
-def _check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuses a tokenizer whose special ids the model does not have.
-
-    One with other ids beyond the vocabulary passes: released tokenizers have added tokens that
-    their model never saw. A prompt with such an id is refused.
-    """
-    for name, i in (("bos_id", tokenizer.bos_id), ("eos_id", tokenizer.eos_id)):
-        if i is not None and not 0 <= i < vocab_size:
-            raise ValueError(
-                f"the tokenizer's {name} must be below the model's {vocab_size} tokens, got {name}="
-                f"{i}. Use the tokenizer that the model was trained with."
-            )
 
 
 def _fit(model: Any, max_length: int | None, **sizes: Any) -> Fit:

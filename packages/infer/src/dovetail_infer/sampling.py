@@ -42,7 +42,7 @@ class Sampling:
         stop: Texts that end the completion. They are not part of its text. The one that is complete
             first ends it: "ab" wins over "abc".
         stop_token_ids: Ids that end the completion. They are part of its tokens, not of its text.
-        ignore_eos: Do not end at the tokenizer's end-of-text id.
+        ignore_eos: Do not end at the engine's `eos_ids`.
         logprobs: Number of likeliest tokens to return with their log-probabilities at each step.
             The log-probabilities of the drawn tokens are always returned.
         prompt_logprobs: The same for each token of the prompt. 0: of the prompt's tokens alone.

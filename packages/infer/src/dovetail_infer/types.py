@@ -83,7 +83,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int:
-        """Ends a completion, unless `Sampling.ignore_eos`."""
+        """Ends a completion, if the engine has no `eos_ids` and `Sampling.ignore_eos` is False."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Sequence[Encoding]:

@@ -81,7 +81,7 @@ def ours(sampling: Sampling, z: np.ndarray) -> np.ndarray:
         *map(jnp.asarray, options), positions=one, slots=one, samples=jnp.ones(1, bool)
     )
     state = slots.slot_state(
-        sampling, prompt=PROMPT, output=OUTPUT, vocab_size=VOCAB, eos_id=EOS_ID
+        sampling, prompt=PROMPT, output=OUTPUT, vocab_size=VOCAB, eos_ids=[EOS_ID]
     )
     device = logits.State(*(jnp.asarray(x)[None] for x in state))
     warped = reference.warp_logits(

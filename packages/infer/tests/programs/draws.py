@@ -31,7 +31,7 @@ rows = logits.Rows(
     *map(jnp.asarray, options), positions=size, slots=size, samples=jnp.ones(len(samplings), bool)
 )
 states = [
-    slots.slot_state(s, prompt=[1, 2], output=[2], vocab_size=100, eos_id=5) for s in samplings
+    slots.slot_state(s, prompt=[1, 2], output=[2], vocab_size=100, eos_ids=[5]) for s in samplings
 ]
 state = logits.State(*(jnp.asarray(np.stack(x)) for x in zip(*states, strict=True)))
 draw = functools.partial(logits.draw, reference, kind="full", rules=(rule,), top=2)

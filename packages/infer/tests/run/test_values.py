@@ -147,14 +147,52 @@ class _Larger(ByteTokenizer):
 
 @pytest.mark.parameter("tokenizer", refuses=True)
 def test_a_tokenizer_with_more_ids_than_the_model() -> None:
-    """Special ids are refused at once, others in the prompt that has them."""
-    with pytest.raises(ValueError, match=r"bos_id must be below .* 61 tokens, got bos_id=256\. Us"):
+    """Ids beyond the model are refused in the prompt that has them."""
+    with pytest.raises(ValueError, match=r"eos_id must be below .* 61 tokens, got eos_id=257\. Us"):
         engine(tokenizer=ByteTokenizer())
+    with engine(tokenizer=ByteTokenizer(), eos_ids=[60]) as running:
+        for prompt, got in (
+            ("\x01", r"256 \(the tokenizer's bos\)"),
+            ([1, 97], r"97 \('a'\)"),
+            ([257], r"257 \(a special token\)"),
+        ):
+            with pytest.raises(ValueError, match=rf"\[0, 61\).*got {got} in prompts\[0\]\. Use"):
+                running.generate([prompt], GREEDY)
     with engine(tokenizer=_Larger()) as running:
-        with pytest.raises(ValueError, match=r"in \[0, 61\).*got 97 in prompts\[0\]\. Use the tok"):
+        with pytest.raises(ValueError, match=r"in \[0, 61\).*got 97 \('a'\) in prompts\[0\]\. Use"):
             running.generate(["a"], GREEDY)
         (found,) = running.generate(["\x01\x02"], dataclasses.replace(GREEDY, ignore_eos=True))
         assert found.tokens.tolist() == greedy(decoder(), [1, 2], 4)
+
+
+@pytest.mark.parameter("eos_ids", "ignore_eos")
+def test_a_model_may_have_several_end_ids() -> None:
+    """They replace the tokenizer's; `min_tokens` bans them all."""
+    ends = {7: 100.0, 9: 90.0}
+    option = Sampling(max_tokens=4, temperature=0, logit_bias=ends)
+    with engine(tokenizer=_Larger(), eos_ids=[9, 7, 7]) as running:
+        (found,) = running.generate([[1, 2]], option)
+        assert (found.finish_reason, found.stop, found.tokens.tolist()) == ("stop", 7, [7])
+        (found,) = running.generate([[1, 2]], dataclasses.replace(option, min_tokens=2))
+        assert (found.stop, found.tokens[-1]) == (7, 7)
+        assert not {7, 9} & set(found.tokens[:-1].tolist())
+        (found,) = running.generate([[1, 2]], dataclasses.replace(option, ignore_eos=True))
+        assert (found.finish_reason, found.tokens.tolist()) == ("length", [7] * 4)
+        option = dataclasses.replace(option, logit_bias={60: 100.0})  # the tokenizer's own
+        assert running.generate([[1, 2]], option)[0].finish_reason == "length"
+    with engine(eos_ids=()) as running:
+        assert running.generate([[1, 2]], option)[0].finish_reason == "length"
+
+
+@pytest.mark.parameter("eos_ids", refuses=True)
+def test_end_ids_are_those_of_the_model(unchecked: None) -> None:
+    for ids, error, message in (
+        ([2, 61], ValueError, r"below the model's 61 tokens, got eos_ids with 61\. Use ids"),
+        ([True], ValueError, r"got eos_ids with True\. Use"),
+        (2, TypeError, r"a sequence of token ids, got eos_ids=2\. Use eos_ids=\[2\]"),
+    ):
+        with pytest.raises(error, match=message):
+            engine(eos_ids=ids)
 
 
 @pytest.mark.parametrize(

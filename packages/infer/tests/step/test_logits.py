@@ -52,7 +52,7 @@ def rows_of(
         samples=jnp.ones(size, bool),
     )
     states = [
-        slots.slot_state(s, prompt=PROMPT, output=OUTPUT, vocab_size=vocab, eos_id=EOS_ID)
+        slots.slot_state(s, prompt=PROMPT, output=OUTPUT, vocab_size=vocab, eos_ids=[EOS_ID])
         for s in samplings[::-1]
     ]
     return rows, logits.State(*(jnp.asarray(np.stack(x)) for x in zip(*states, strict=True)))

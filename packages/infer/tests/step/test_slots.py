@@ -20,23 +20,23 @@ from dovetail_infer.step import slots
 def test_the_state_of_a_slot() -> None:
     sampling = Sampling(logit_bias={3: -math.inf, 0: 2}, stop_token_ids=[1, 7], min_tokens=2)
     state = slots.slot_state(
-        sampling, prompt=[4, 2, 4], output=np.array([6, 6, 2]), vocab_size=8, eos_id=5
+        sampling, prompt=[4, 2, 4], output=np.array([6, 6, 2]), vocab_size=8, eos_ids=[5, 3]
     )
     assert state.bias.tolist() == [2, 0, 0, -math.inf, 0, 0, 0, 0]
     assert np.flatnonzero(state.prompt).tolist() == [2, 4]
-    assert np.flatnonzero(state.stops).tolist() == [1, 5, 7]
+    assert np.flatnonzero(state.stops).tolist() == [1, 3, 5, 7]
     assert state.counts.tolist() == [0, 0, 1, 0, 0, 0, 2, 0]
     assert [x.dtype for x in state] == [np.float32, bool, bool, np.int32]
 
 
-@pytest.mark.parametrize("eos_id, ignored", [(None, False), (5, True)])
-def test_an_end_that_does_not_end_is_not_banned(eos_id: int | None, ignored: bool) -> None:
+@pytest.mark.parametrize("eos_ids, ignored", [((), False), ((5, 3), True)])
+def test_an_end_that_does_not_end_is_not_banned(eos_ids: tuple[int, ...], ignored: bool) -> None:
     state = slots.slot_state(
         Sampling(stop_token_ids=[1], ignore_eos=ignored),
         prompt=[],
         output=[],
         vocab_size=8,
-        eos_id=eos_id,
+        eos_ids=eos_ids,
     )
     assert np.flatnonzero(state.stops).tolist() == [1]
     assert not state.prompt.any()

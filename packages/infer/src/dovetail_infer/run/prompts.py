@@ -56,7 +56,8 @@ def prompt_ids(
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             ids[i] = _integers(prompt, i)
-        _check(ids[i], i, vocab_size=vocab_size, max_tokens=max_tokens, limit=limit)
+        _check_length(ids[i], i, max_tokens=max_tokens, limit=limit)
+        _check_ids(ids[i], i, vocab_size=vocab_size, tokenizer=tokenizer)
     return ids
 
 
@@ -73,7 +74,7 @@ def _integers(prompt: object, i: int) -> list[int]:
     return array.tolist()
 
 
-def _check(ids: list[int], i: int, *, vocab_size: int, max_tokens: int, limit: str) -> None:
+def _check_length(ids: list[int], i: int, *, max_tokens: int, limit: str) -> None:
     if not ids:
         raise ValueError(
             f"a prompt must have at least one token, got none in prompts[{i}]. Begin it with the "
@@ -84,9 +85,23 @@ def _check(ids: list[int], i: int, *, vocab_size: int, max_tokens: int, limit: s
             f"a prompt must have at most {max_tokens} tokens ({limit}), got {len(ids)} in "
             f"prompts[{i}]. Shorten it, or build the engine with a larger max_length."
         )
+
+
+def _check_ids(ids: list[int], i: int, *, vocab_size: int, tokenizer: Tokenizer | None) -> None:
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(x for x in ids if not 0 <= x < vocab_size)
         raise ValueError(
-            f"token ids must be in [0, {vocab_size}), the model's vocabulary, got {wrong} in "
-            f"prompts[{i}]. Use the tokenizer that the model was trained with."
+            f"token ids must be in [0, {vocab_size}), the model's vocabulary, got {wrong}"
+            f"{_named(wrong, tokenizer)} in prompts[{i}]. Use the tokenizer that the model was "
+            "trained with, or leave that token out."
         )
+
+
+def _named(token: int, tokenizer: Tokenizer | None) -> str:
+    """Returns the text of an id in brackets, if a tokenizer knows it."""
+    if tokenizer is None or not 0 <= token < tokenizer.vocab_size:
+        return ""
+    if token == tokenizer.bos_id:
+        return " (the tokenizer's bos)"
+    text = tokenizer.decode([token])
+    return f" ({text!r})" if text else " (a special token)"

@@ -29,6 +29,7 @@ class Request:
         sampling: Its options.
         seed: Seed of its draws.
         tokenizer: For its text, or None.
+        eos_ids: Ids that end it, unless `Sampling.ignore_eos`.
         vocab_size: Number of token ids.
         sink: Receives the completion and, with `streams`, pieces before it. The engine's thread
             calls it, so it must not block.
@@ -44,6 +45,7 @@ class Request:
         *,
         seed: int,
         tokenizer: Tokenizer | None,
+        eos_ids: tuple[int, ...],
         vocab_size: int,
         sink: Sink,
         streams: bool = False,
@@ -53,9 +55,9 @@ class Request:
         self.scheduled, self.sampling, self.seed = scheduled, sampling, seed
         self.targets, self.deadline = targets, deadline
         self._sink, self._streams, self._vocab_size = sink, streams, vocab_size
-        self.eos_id = None if tokenizer is None else tokenizer.eos_id
-        eos = () if self.eos_id is None or sampling.ignore_eos else (self.eos_id,)
-        self._stop_ids = frozenset((*eos, *sampling.stop_token_ids))
+        self.eos_ids = eos_ids
+        ends = () if sampling.ignore_eos else eos_ids
+        self._stop_ids = frozenset((*ends, *sampling.stop_token_ids))
         self._text = None if tokenizer is None else _Text(tokenizer, sampling, streams=streams)
         count = 0 if targets is None else int(np.sum(targets >= 0))
         self._drawn, self._reads = _Drawn(), _Reads(count)

@@ -268,7 +268,7 @@ class Steps:
                 prompt=ids[:prompt],
                 output=ids[prompt:],
                 vocab_size=self._executor.layout.vocab_size,
-                eos_id=request.eos_id,
+                eos_ids=request.eos_ids,
             )
             self._executor.set_slot(slot, state)
             (self._changed_slots.add if full else self._changed_slots.discard)(slot)

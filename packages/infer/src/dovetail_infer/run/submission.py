@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,40 @@ from dovetail_infer.step.slots import check_request
 from dovetail_infer.types import Tokenizer
 
 
+def end_ids(
+    eos_ids: Sequence[int] | None, *, tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[int, ...]:
+    """Returns the ids that end a completion.
+
+    A tokenizer may have ids beyond the vocabulary, since they do harm only where they occur. One
+    that alone would end completions is refused: it never comes, so they would never end.
+
+    Args:
+        eos_ids: The option of the engine.
+        tokenizer: The tokenizer of the engine.
+        vocab_size: Number of token ids of the model.
+    """
+    if eos_ids is None:
+        if tokenizer is not None and not 0 <= tokenizer.eos_id < vocab_size:
+            raise ValueError(
+                f"the tokenizer's eos_id must be below the model's {vocab_size} tokens, got eos_id="
+                f"{tokenizer.eos_id}. Use the tokenizer that the model was trained with, or pass "
+                "eos_ids."
+            )
+        return () if tokenizer is None else (int(tokenizer.eos_id),)
+    if isinstance(eos_ids, str | bytes) or not isinstance(eos_ids, Collection):
+        raise TypeError(
+            f"eos_ids must be a sequence of token ids, got eos_ids={eos_ids!r}. Use eos_ids=[2]."
+        )
+    for i in eos_ids:
+        if isinstance(i, bool) or not isinstance(i, numbers.Integral) or not 0 <= i < vocab_size:
+            raise ValueError(
+                f"eos_ids must hold ids below the model's {vocab_size} tokens, got eos_ids with "
+                f"{i!r}. Use ids of the model's tokenizer."
+            )
+    return tuple(sorted({int(i) for i in eos_ids}))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Submission:
     """Checks prompts and options against an engine, and submits requests.
@@ -31,6 +66,7 @@ class Submission:
     Attributes:
         loop: Runs them.
         tokenizer: For text, or None.
+        eos_ids: Ids that end a completion.
         vocab_size: Number of token ids.
         max_length: Largest number of tokens of a request.
         max_logprobs: Largest number of likeliest tokens.
@@ -40,6 +76,7 @@ class Submission:
 
     loop: Loop
     tokenizer: Tokenizer | None
+    eos_ids: tuple[int, ...]
     vocab_size: int
     max_length: int
     max_logprobs: int
@@ -167,6 +204,7 @@ class Submission:
                 sampling,
                 seed=seed,
                 tokenizer=self.tokenizer,
+                eos_ids=self.eos_ids,
                 vocab_size=self.vocab_size,
                 sink=sink,
                 streams=streams,

@@ -105,7 +105,7 @@ def slot_state(
     prompt: Sequence[int] | Int[np.ndarray, " P"],
     output: Sequence[int] | Int[np.ndarray, " T"],
     vocab_size: int,
-    eos_id: int | None,
+    eos_ids: Sequence[int],
 ) -> SlotState:
     """Returns the state of a slot when its request is admitted, or admitted again.
 
@@ -114,15 +114,13 @@ def slot_state(
         prompt: Ids of the prompt.
         output: Ids drawn so far.
         vocab_size: V.
-        eos_id: The id that ends a completion; None without a tokenizer.
+        eos_ids: Ids that end a completion, unless `Sampling.ignore_eos`.
     """
     bias = np.zeros(vocab_size, np.float32)
     bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
     seen, stops = np.zeros((2, vocab_size), bool)
     seen[np.asarray(prompt, np.int64)] = True
-    stops[list(sampling.stop_token_ids)] = True
-    if eos_id is not None and not sampling.ignore_eos:
-        stops[eos_id] = True
+    stops[[*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)]] = True
     counts = np.bincount(np.asarray(output, np.int64), minlength=vocab_size)
     return SlotState(bias=bias, prompt=seen, stops=stops, counts=counts.astype(np.int32))
 

@@ -224,7 +224,7 @@ def draws(
         kind: Kind of the step.
     """
     state = slots.slot_state(
-        sampling, prompt=_PROMPT, output=_OUTPUT, vocab_size=len(logits), eos_id=EOS_ID
+        sampling, prompt=_PROMPT, output=_OUTPUT, vocab_size=len(logits), eos_ids=[EOS_ID]
     )
     options = slots.row_options(
         [sampling] * _DRAWS,

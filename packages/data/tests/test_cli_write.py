@@ -213,6 +213,10 @@ def test_bos_and_eos_of_a_model(here, command, bpe):
     line = chat_lines(here)[:-1]
     assert command(*line, "model", "--tokenizer", "model")[0] == 0
     assert MASKED.replace("s|>", "s0|>") in shown(command)
+    # A template from elsewhere writes bos by its name, though this tokenizer puts none.
+    line[line.index("out")] = "other"
+    assert command(*line, "chat.jinja", "--tokenizer", "model")[0] == 0
+    assert MASKED.replace("s|>", "s0|>") in command("inspect", "other", "--rows", "9")[1]
 
 
 def test_the_template_of_a_model_comes_with_its_own_tokens(here, command):

@@ -222,8 +222,62 @@ def test_specials_are_taken_from_the_configuration(plain):
     plain.with_name("tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Pretrained(plain.parent)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 2)
-    plain.with_name("tokenizer_config.json").unlink()
-    assert Pretrained(plain, eos="<|im_end|>").bos_id == 1  # the usual name, where nothing is said
+
+
+def with_processor(file: Path, processor: object) -> None:
+    library = tokenizers.Tokenizer.from_file(str(file))
+    library.post_processor = processor
+    library.save(str(file))
+
+
+def template(single: str) -> tokenizers.processors.TemplateProcessing:
+    specials = [("<s>", 1), ("<|im_end|>", 2), ("<|im_start|>", 9)]
+    return tokenizers.processors.TemplateProcessing(single=single, special_tokens=specials)
+
+
+BYTES = tokenizers.processors.ByteLevel(trim_offsets=False)
+FIRST = [
+    (None, None),
+    (BYTES, None),
+    (template("$A"), None),
+    (template("$A <|im_end|>"), None),
+    (template("<|im_start|> $A <|im_end|>"), 9),
+    (tokenizers.processors.Sequence([BYTES, template("<s> $A")]), 1),
+    (tokenizers.processors.Sequence([template("<s> $A"), BYTES]), 1),
+    (tokenizers.processors.BertProcessing(("<|im_end|>", 2), ("<s>", 1)), 1),
+]
+
+
+def test_the_first_token_is_the_one_that_the_post_processor_puts(plain, caplog):
+    config = plain.with_name("tokenizer_config.json")
+    for named in (None, "<s>", "not there"):  # a name alone puts nothing
+        config.write_text(json.dumps({"bos_token": named, "eos_token": "<|im_end|>"}))
+        for processor, first in FIRST:
+            with_processor(plain, processor)
+            assert Pretrained(plain).bos_id == first, (named, processor)
+            assert Pretrained(plain, bos="blue").bos_id == 3
+    assert not caplog.records
+    config.write_text(json.dumps({"add_bos_token": True, "bos_token": "<s>"}))
+    with_processor(plain, BYTES)
+    assert Pretrained(plain, eos="<|im_end|>").bos_id is None
+    assert "add_bos_token=true. Pass bos='<s>'" in caplog.text
+
+
+def test_several_first_tokens_are_an_error(plain):
+    with_processor(plain, template("<s> <|im_start|> $A"))
+    with pytest.raises(
+        ValueError, match=r"at most one.*got \['<s>', '<\|im_start\|>'\].*bos='<s>'"
+    ):
+        Pretrained(plain, eos="<|im_end|>")
+    assert Pretrained(plain, bos="<s>", eos="<|im_end|>").bos_id == 1
+
+
+def test_a_damaged_configuration_is_an_error(plain):
+    plain.with_name("tokenizer_config.json").write_text("[]")
+    with pytest.raises(
+        ValueError, match=r"a JSON object: got .*config.json'.*list.*Fetch or write"
+    ):
+        Pretrained(plain, eos="<|im_end|>")
 
 
 def test_other_specials_are_another_tokenizer(plain):

@@ -1,7 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import json
-
 import numpy as np
 import pytest
 import tokenizers
@@ -18,9 +16,7 @@ def test_what_is_loaded_encodes_as_what_was_saved(tmp_path, bos, eos):
     made.add_special_tokens(["<s>", "</s>"])
     (tmp_path / "in").mkdir()
     made.save(str(tmp_path / "in" / "tokenizer.json"))
-    config = {"bos_token": bos, "eos_token": eos}
-    (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps(config))
-    original = Pretrained(tmp_path / "in")
+    original = Pretrained(tmp_path / "in", bos=bos, eos=eos)
     save_tokenizer(original, tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded.fingerprint == original.fingerprint

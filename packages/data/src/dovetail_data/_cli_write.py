@@ -27,7 +27,7 @@ from dovetail_data.sources.source import Source
 from dovetail_data.sources.text import Errors, text
 from dovetail_data.sources.tfds import tfds
 from dovetail_data.template import Template
-from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
+from dovetail_data.tokenizer import Bytes, Pretrained
 from dovetail_data.write import Progress, write
 
 _SOURCES: dict[str, Callable[..., Source]] = {
@@ -233,7 +233,7 @@ def tokenizer_of(name: str) -> Bytes | Pretrained:
     return Bytes() if name == "bytes" else Pretrained(name)
 
 
-def _template(path: Path, tokenizer: Tokenizer) -> Template:
+def _template(path: Path, tokenizer: Bytes | Pretrained) -> Template:
     """Returns the template.
 
     bos and eos come from the tokenizer_config.json beside it, else from the tokenizer.
@@ -242,5 +242,5 @@ def _template(path: Path, tokenizer: Tokenizer) -> Template:
     if (directory / "tokenizer_config.json").is_file():
         return Template.load(path)
     names = special_names(tokenizer)
-    bos = "" if tokenizer.bos_id is None else names[tokenizer.bos_id]
+    bos = tokenizer.bos_token or ""
     return Template.load(path, bos=bos, eos=names[tokenizer.eos_id])

@@ -54,6 +54,7 @@ def train_bpe(texts: Iterable[str], path: str | Path, *, vocab_size: int) -> Pre
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": _BOS,
         "eos_token": _EOS,
+        "add_bos_token": True,
         "clean_up_tokenization_spaces": False,
     }
     write_file(file.with_name("tokenizer_config.json"), json.dumps(config, indent=2) + "\n")

@@ -22,13 +22,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32
 
+from dovetail_data import _special_ids
 from dovetail_data._arguments import require_integers, require_path, wrong
 from dovetail_data._slices import is_local, slices
 
 LONG_CHARACTERS = 1 << 22  # of a text that is encoded in slices
 SLICE_CHARACTERS = 1 << 20  # a tokenizer takes about 100 bytes of memory for each
-_USUAL_BOS = ("<|bos|>", "<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]")
-_USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[EOS]")
 
 
 class Encoding:
@@ -105,6 +104,7 @@ class Bytes:
 
     vocab_size = 258
     bos_id: int | None = 256
+    bos_token = "<|bos|>"
     eos_id = 257
     fingerprint = "bytes/1"
     _specials: Mapping[str, int] = {"<|bos|>": 256, "<|eos|>": 257}
@@ -193,13 +193,23 @@ class Pretrained:
 
     Args:
         path: A tokenizer.json, or its directory.
-        bos: Name of the special token at the start of a document, such as "<s>". Default: the one
-            in the tokenizer_config.json beside it, else the usual one of the vocabulary. A
-            tokenizer may have none.
-        eos: Name of the token at the end of a document. The same default. Required.
+        bos: Name of the special token at the start of a text, such as "<s>". Default: the one that
+            the file's post_processor puts there, as transformers does. A tokenizer may put none,
+            though a bos token has a name.
+        eos: Name of the token at the end of a document. Default: the one in the
+            tokenizer_config.json beside it, else the usual one of the vocabulary. Required.
+
+    Attributes:
+        bos_id: Id that begins a text, or None.
+        bos_token: Name of the bos token, for chat templates: they may write it where no text has
+            it. None: it has no name.
+        eos_id: Id that ends a document.
+        vocab_size: Largest id + 1.
+        content: The text of the tokenizer.json.
 
     Raises:
-        ValueError: The file is missing, a name is not in the vocabulary, or no eos is known.
+        ValueError: The file is missing, a name is not in the vocabulary, no eos is known, or the
+            post_processor puts several tokens before a text.
         ImportError: The package `tokenizers` is missing.
 
     Example:
@@ -218,17 +228,25 @@ class Pretrained:
                 "tokenizer.json or its directory, or make one with train_bpe."
             )
         content = file.read_text(encoding="utf-8")
-        named = _named_specials(file.with_name("tokenizer_config.json"))
-        vocabulary = _load(content).get_vocab(with_added_tokens=True)
-        eos_id = _find(vocabulary, eos or named.get("eos_token"), _USUAL_EOS, argument="eos")
+        config = _special_ids.read_config(file.with_name("tokenizer_config.json"))
+        library = require_tokenizers()
+        whole = library.Tokenizer.from_str(content)
+        vocabulary = whole.get_vocab(with_added_tokens=True)
+        name = _special_ids.name_of(config, "eos_token") if eos is None else eos
+        eos_id = _special_ids.find(vocabulary, name, _special_ids.USUAL_EOS, argument="eos")
         if eos_id is None:
             raise ValueError(
                 f"a tokenizer must have an end-of-document token: got {file} with none of "
-                f'{list(_USUAL_EOS)}. Pass eos= its name, such as eos="<|im_end|>".'
+                f'{list(_special_ids.USUAL_EOS)}. Pass eos= its name, such as eos="<|im_end|>".'
             )
         self.eos_id: int = eos_id
-        usual_bos = () if "bos_token" in named else _USUAL_BOS  # null there means: has none
-        self.bos_id = _find(vocabulary, bos or named.get("bos_token"), usual_bos, argument="bos")
+        if bos is None:
+            self.bos_id = _special_ids.first_id(library, whole, config)
+            first = None if self.bos_id is None else whole.id_to_token(self.bos_id)
+            self.bos_token = _special_ids.name_of(config, "bos_token") or first
+        else:
+            self.bos_id = _special_ids.find(vocabulary, bos, argument="bos")
+            self.bos_token = bos
         self.vocab_size: int = max(vocabulary.values()) + 1
         specials = f"{self.bos_id}/{self.eos_id}"
         self.fingerprint = hashlib.sha256(f"{content}/{specials}".encode()).hexdigest()
@@ -367,30 +385,3 @@ def _offsets(encoded: Any) -> np.ndarray:
     # Half the time of np.array of the pairs.
     flat = itertools.chain.from_iterable(encoded.offsets)
     return np.fromiter(flat, np.int32).reshape(-1, 2)
-
-
-def _named_specials(config: Path) -> dict[str, str | None]:
-    """Returns bos_token and eos_token of a tokenizer_config.json; empty without the file.
-
-    The file has a name, {"content": name}, or null.
-    """
-    if not config.is_file():
-        return {}
-    fields = json.loads(config.read_text(encoding="utf-8"))
-    named = {key: fields[key] for key in ("bos_token", "eos_token") if key in fields}
-    return {
-        key: value["content"] if isinstance(value, dict) else value for key, value in named.items()
-    }
-
-
-def _find(
-    vocabulary: dict[str, int], name: str | None, usual: Sequence[str], *, argument: str
-) -> int | None:
-    if name is None:
-        return next((vocabulary[token] for token in usual if token in vocabulary), None)
-    if name not in vocabulary:
-        raise ValueError(
-            f"{argument} must be in the vocabulary: got {argument}={name!r}. "
-            f"Pass {argument}= a token of the tokenizer.json."
-        )
-    return vocabulary[name]

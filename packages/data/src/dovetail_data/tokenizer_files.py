@@ -5,11 +5,13 @@
 from pathlib import Path
 
 from dovetail_data._durable import write_file
+from dovetail_data._special_ids import name_of, read_config
 from dovetail_data.index import write_json
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer, require_tokenizers
 
 _BYTES = "bytes.json"  # a marker: a tokenizer of bytes has no file of its own
-_NAMES = (_BYTES, "tokenizer.json", "tokenizer_config.json")
+_CONFIG = "tokenizer_config.json"
+_NAMES = (_BYTES, "tokenizer.json", _CONFIG)
 
 
 def save_tokenizer(tokenizer: Tokenizer | None, directory: Path) -> list[str]:
@@ -23,7 +25,7 @@ def save_tokenizer(tokenizer: Tokenizer | None, directory: Path) -> list[str]:
         name = require_tokenizers().Tokenizer.from_str(tokenizer.content).id_to_token
         bos = None if tokenizer.bos_id is None else name(tokenizer.bos_id)
         config = {"bos_token": bos, "eos_token": name(tokenizer.eos_id)}
-        write_json(directory / "tokenizer_config.json", config)
+        write_json(directory / _CONFIG, {**config, "add_bos_token": bos is not None})
         write_file(directory / "tokenizer.json", tokenizer.content.encode())
     return tokenizer_names(directory)
 
@@ -38,5 +40,6 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     if (directory / _BYTES).exists():
         return Bytes()
     if (directory / "tokenizer.json").exists():
-        return Pretrained(directory)
+        # By name: bos may be another than the one that tokenizer.json puts before a text.
+        return Pretrained(directory, bos=name_of(read_config(directory / _CONFIG), "bos_token"))
     return None

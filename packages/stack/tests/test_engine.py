@@ -1,5 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,7 @@ from dovetail_infer import Sampling
 from dovetail_models import gpt2, init, llama, save
 from dovetail_stack import cli
 from dovetail_stack.recipes import engine as recipe
-from dovetail_stack.recipes.engine import engine, load, sampler
+from dovetail_stack.recipes.engine import end_ids, engine, load, sampler
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape
 
@@ -76,12 +79,53 @@ def test_samples_follow_the_tempered_nucleus(model, opened):
     assert abs(draws.count(kept[0]) / n - expected) < 4 * deviation
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
-    config = llama(
-        vocab_size=200, embed=16, depth=1, heads=2, kv_heads=1, head_dim=8, mlp=16, tie=True
-    )
-    with pytest.raises(ValueError, match="tokenizer has 258 ids and the model 200: use the"):
-        engine(init(config, seed=0), tokenizer=Bytes())
+def test_end_ids_are_those_of_the_directory_that_the_model_has(tmp_path):
+    assert end_ids(tmp_path, 128256) is None  # as the directory of a tokenizer
+    (tmp_path / "config.json").write_text("{}")
+    assert end_ids(tmp_path, 128256) is None
+    (tmp_path / "config.json").write_text('{"eos_token_id": 128009}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [128001, 128008]}')
+    assert end_ids(tmp_path, 128256) == (128001, 128008, 128009)
+    assert end_ids(tmp_path, 128009) == (128001, 128008)
+    assert end_ids(tmp_path, 100) is None
+
+
+@pytest.fixture
+def chatty(source, tmp_path):
+    """A copy of a directory that ends its turns by other ids, and whose tokenizer puts no bos."""
+    directory = tmp_path / "chatty"
+    shutil.copytree(source, directory)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    (directory / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config |= {"add_bos_token": False}  # bos_token still has a name
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.thorough("it compiles an engine")
+@pytest.mark.capability("generating text by the command")
+def test_the_command_begins_and_ends_a_text_as_the_directory_says(chatty, capsys, tmp_path):
+    line = ["generate", str(chatty), "--prompt", "def ", "--max-tokens", "12", "--json"]
+    assert cli.main([*line, "--ignore-eos"]) == 0
+    free = json.loads(capsys.readouterr().out)
+    tokenizer = Pretrained(chatty)
+    ids = tokenizer.encode(["def "])[0].ids.tolist()
+    assert free["prompt_tokens"] == len(ids)
+    assert free["tokens"] == argmaxes(load(chatty), ids, 12, length=24)
+    end = next(t for t in free["tokens"][2:] if t not in free["tokens"][:2])
+    stopped = {"finish_reason": "stop", "stop": end}
+    stopped["tokens"] = free["tokens"][: free["tokens"].index(end) + 1]
+    (chatty / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}))
+    assert cli.main(line) == 0
+    assert stopped.items() <= json.loads(capsys.readouterr().out).items()
+    (tmp_path / "in.jsonl").write_text('{"prompt": "def "}\n')
+    files = ["--prompts", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    assert cli.main(["generate", str(chatty), *files, "--max-tokens", "12"]) == 0
+    assert stopped.items() <= json.loads((tmp_path / "out.jsonl").read_text()).items()
+    with engine(chatty, max_rows=1) as opened:
+        (completion,) = opened.generate(["def "], Sampling(max_tokens=12, **GREEDY))
+    assert completion.tokens.tolist() == stopped["tokens"]
 
 
 @pytest.mark.thorough

@@ -18,6 +18,7 @@ from dovetail_data import Pretrained, train_bpe
 from dovetail_models import cast, gpt2, init, llama, load, save
 from dovetail_stack import cli
 from dovetail_stack.recipes import quantization
+from dovetail_stack.recipes.engine import end_ids
 
 CONFIG = llama(
     vocab_size=280, embed=32, depth=1, heads=4, kv_heads=2, mlp=48, tie=True, max_length=32
@@ -177,7 +178,9 @@ def test_other_dtypes_come_back(directory, tmp_path):
     assert "positions" in plan.left_alone
     quantized, starved = quantization.quantize(model, plan, None)
     receipt = quantization.measure(model, quantized, plan, None, starved=starved)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
     quantization.save(quantized, receipt, tmp_path / "out", like=tmp_path)
+    assert end_ids(tmp_path / "out", 20) == (1, 5)  # though there is no tokenizer
     found = quantization.load(tmp_path / "out")
     assert found.norm.scale.dtype == jnp.float32
     tokens = TOKENS[:, :8] % 20

@@ -71,6 +71,21 @@ def test_one_engine_serves_all_samples_without_a_compilation(model, tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_continuation_ends_at_an_id_that_the_directory_names(model, tmp_path):
+    hook = Samples(tmp_path / "s", Bytes(), prompts=["ab"], every=1, max_tokens=9)
+    hook.write(model, 1)
+    with engine(model, tokenizer=Bytes(), max_rows=1) as opened:
+        ids = opened.generate(["ab"], Sampling(max_tokens=9, temperature=0))[0].tokens.tolist()
+    end = next(i for i in ids[2:] if i not in ids[:2])
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, end]}))
+    options = {"prompts": ["ab"], "every": 1, "max_tokens": 9, "directory": tmp_path}
+    Samples(tmp_path / "s", Bytes(), **options).write(model, 1)
+    texts = [json.loads(line)["text"] for line in (tmp_path / "s").read_text("utf-8").splitlines()]
+    assert texts == [Bytes().decode(ids), Bytes().decode(ids[: ids.index(end)])]
+
+
+@pytest.mark.thorough
 def test_of_a_larger_module_the_decoder_writes(model, tmp_path):
     class Holder(nnx.Module):
         def __init__(self, inner):

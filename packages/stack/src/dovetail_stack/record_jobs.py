@@ -61,7 +61,7 @@ def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
     """
     from dovetail_stack.recipes.records import opened_corpora
 
-    directory, _, tokenizer = _opened(run)
+    directory = _opened(run)[0]
     written: list[Corpora] = []
     on_first(lambda: written.append(encoded(run, out)))
     corpora = written[0] if written else opened_corpora(out)
@@ -69,7 +69,7 @@ def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
     rows, held_out = (rows_of(run, corpus) for corpus in (corpora.train, corpora.held_out))
     options: dict[str, Any] = {}
     if isinstance(run, Chat | Prefer):
-        samples = _samples(run, corpora, recipe, tokenizer, out)
+        samples = _samples(run, corpora, recipe, directory, out)
         options["at_ends"] = samples
         options["hooks"] = [samples] if samples is not None and run.monitoring.samples else []
     if isinstance(run, Prefer) and "ref_logps" in (recipe.fields or {}):
@@ -250,13 +250,13 @@ def _metrics(run: FromRecords, recipe: "Recipe") -> dict[str, Any]:
 
 
 def _samples(
-    run: Chat | Prefer, corpora: "Corpora", recipe: "Recipe", tokenizer: "Pretrained", out: Path
+    run: Chat | Prefer, corpora: "Corpora", recipe: "Recipe", directory: Path, out: Path
 ) -> "Samples | None":
     """Returns the answers to held-out prompts, beside those of the records."""
     from dovetail_stack.recipes.dialogue import held_out_prompts
     from dovetail_stack.recipes.sampling import Samples
 
-    monitoring = run.monitoring
+    monitoring, tokenizer = run.monitoring, tokenizer_of(run)
     prompts = held_out_prompts(corpora.held_out, monitoring.prompts)
     if not prompts:
         return None
@@ -268,6 +268,7 @@ def _samples(
         prompts=[ids for ids, _ in prompts],
         every=max(1, monitoring.samples),
         decoder=recipe.decoder,
+        directory=directory,
         max_tokens=monitoring.answer_tokens,
         stop_token_ids=special,
         wanted=[tokenizer.decode(ids) for _, ids in prompts],

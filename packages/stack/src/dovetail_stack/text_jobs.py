@@ -109,13 +109,16 @@ def _continuing(run: Continue, out: Path, mesh: "Mesh") -> Job:
 
 def _distilling(run: Distil, out: Path, mesh: "Mesh") -> Job:
     from dovetail_stack.recipes.distillation import distilling
+    from dovetail_stack.recipes.engine import end_ids
     from dovetail_stack.recipes.families import config_for
     from dovetail_stack.recipes.text import encode
 
     teacher, config, tokenizer = _opened(run)
     text = _prepared(run, encode, out, tokenizer=tokenizer)
-    options = {"length": run.training.length, "keys": run.keys}
-    student = config_for(run.shape, tokenizer, vocab_size=config.vocab_size, **options)
+    options: dict[str, Any] = {"length": run.training.length, "keys": run.keys}
+    eos_ids = end_ids(teacher, config.vocab_size)
+    options |= {"vocab_size": config.vocab_size, "eos_ids": eos_ids}
+    student = config_for(run.shape, tokenizer, **options)
     recipe = distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
     return _joined(run, text, recipe, out, like=teacher)
 
@@ -136,6 +139,7 @@ def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, lik
             prompts=[run.monitoring.prompt],
             every=run.monitoring.samples,
             decoder=recipe.decoder,
+            directory=like,
         )
         hooks.append(samples)
     metrics = {"loss": lm_loss(attention=attention), **_bits_per_byte(text.tokenizer)}

@@ -128,14 +128,20 @@ def _continue(args: argparse.Namespace) -> int:
     from dovetail_data import Pretrained
     from dovetail_infer import Sampling
     from dovetail_stack.prompts import described
-    from dovetail_stack.recipes.engine import engine, load
+    from dovetail_stack.recipes.engine import end_ids, engine, load
 
     sampling, directory = Sampling(**_options(args)), locate(args.model)
     tokenizer, decoder = Pretrained(directory), load(directory)
     tokens = 1 + len(tokenizer.encode([args.prompt])[0].ids) + args.max_tokens
     length = _length(tokens, decoder)
     with (
-        engine(decoder, tokenizer=tokenizer, max_length=length, max_rows=1) as opened,
+        engine(
+            decoder,
+            tokenizer=tokenizer,
+            eos_ids=end_ids(directory, decoder.config.vocab_size),
+            max_length=length,
+            max_rows=1,
+        ) as opened,
         opened.stream(args.prompt, sampling) as stream,
     ):
         if not args.json:
@@ -199,7 +205,7 @@ def _generate(
     from dovetail_data import Pretrained
     from dovetail_stack import prompts
     from dovetail_stack.progress import Prompts
-    from dovetail_stack.recipes.engine import engine, load
+    from dovetail_stack.recipes.engine import end_ids, engine, load
 
     tokenizer, decoder = Pretrained(directory), load(directory)
     ids = prompts.encode(requests, tokenizer, directory, max_length=decoder.config.max_length)
@@ -211,6 +217,7 @@ def _generate(
         engine(
             decoder,
             tokenizer=tokenizer,
+            eos_ids=end_ids(directory, decoder.config.vocab_size),
             max_length=_length(max(lengths), decoder),
             max_rows=args.max_rows,
             invariant=args.invariant,

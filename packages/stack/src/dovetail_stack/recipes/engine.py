@@ -20,10 +20,10 @@ import dovetail_models
 from dovetail_data import Pretrained, Tokenizer
 from dovetail_infer import Engine, Sampling
 from dovetail_infer.engine import DEFAULT_LENGTH
-from dovetail_models import Decoder
+from dovetail_models import Decoder, generation_defaults
+from dovetail_models.hf.directory import CONFIG_FILE
 from dovetail_quant.files import DESCRIPTION
 from dovetail_stack.recipes import quantization
-from dovetail_stack.recipes.text import check_vocabulary
 from dovetail_train import Sampler
 
 
@@ -31,6 +31,7 @@ def engine(
     model: Decoder | Path,
     *,
     tokenizer: Tokenizer | None = None,
+    eos_ids: Sequence[int] | None = None,
     max_length: int | None = None,
     max_rows: int = 64,
     kv_bytes: int | None = None,
@@ -45,6 +46,7 @@ def engine(
             `model.configure(ragged_dot=dovetail_kernels.grouped_matmul)`.
         tokenizer: The tokenizer. None: the one of the directory; for a decoder none, which takes
             prompts of token ids.
+        eos_ids: Ids that end a completion. None: those of the directory, or else the tokenizer's.
         max_length: Largest number of tokens of a request, prompt and output together. None: the
             context length of the model, or the engine's default for models of a longer one.
         max_rows: Largest number of requests that run at the same time.
@@ -52,24 +54,40 @@ def engine(
         invariant: Compute each request in the same way in any company, to the bit.
 
     Raises:
-        ValueError: The tokenizer has more ids than the model, or the engine does not fit.
+        ValueError: The model has none of the ids that end a completion, or the engine does not
+            fit.
     """
     if isinstance(model, Path):
         tokenizer = tokenizer or Pretrained(model)
-        model = load(model)
+        directory, model = model, load(model)
+        eos_ids = end_ids(directory, model.config.vocab_size) if eos_ids is None else eos_ids
     if max_length is None and model.config.max_length < DEFAULT_LENGTH:
         max_length = model.config.max_length
-    if tokenizer is not None:
-        check_vocabulary(model.config.vocab_size, tokenizer)
     return Engine(
         model,
         tokenizer=tokenizer,
+        eos_ids=eos_ids,
         operations=kernels,
         max_length=max_length,
         max_rows=max_rows,
         kv_bytes=kv_bytes,
         invariant=invariant,
     )
+
+
+def end_ids(directory: Path, vocab_size: int) -> tuple[int, ...] | None:
+    """Returns the ids that end a text, as the directory says. None: it says none.
+
+    Ids that the model does not have are left out, since they never come.
+
+    Args:
+        directory: Hugging Face directory, or an output of `dovetail quantize`. It may have no
+            config.json, as the directory of a tokenizer.
+        vocab_size: Rows of the model's embedding.
+    """
+    if not (directory / CONFIG_FILE).is_file():
+        return None
+    return tuple(i for i in generation_defaults(directory).eos_ids if i < vocab_size) or None
 
 
 def load(directory: Path) -> Decoder:

@@ -18,7 +18,7 @@ import difflib
 import inspect
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,7 @@ def config_for(
     *,
     length: int,
     vocab_size: int | None = None,
+    eos_ids: Sequence[int] | None = None,
     keys: Mapping[str, Any] | None = None,
 ) -> Config:
     """Returns the configuration of a decoder for a tokenizer.
@@ -224,7 +225,8 @@ def config_for(
         shape: Family and sizes, or a config.json.
         tokenizer: The tokenizer.
         length: Length of the training rows.
-        vocab_size: Rows of the embedding, if more than the tokenizer's ids.
+        vocab_size: Rows of the embedding, if others than the tokenizer's ids.
+        eos_ids: Ids that end a text, if others than the tokenizer's `eos_id`.
         keys: See `config_of`.
 
     Example:
@@ -236,7 +238,8 @@ def config_for(
     size = vocab_size or tokenizer.vocab_size
     config = config_of(shape, vocab_size=size, length=length, keys=keys)
     extra = {name: text for name, text in config.extra if not name.endswith("_token_id")}
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    eos = tokenizer.eos_id if eos_ids is None else list(eos_ids)
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": eos}
     extra |= {name: json.dumps(value) for name, value in ids.items()}
     return dataclasses.replace(config, extra=tuple(sorted(extra.items())))
 

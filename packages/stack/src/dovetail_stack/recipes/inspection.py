@@ -27,9 +27,9 @@ from dovetail_models import (
     load_encoder,
     save,
 )
+from dovetail_models.hf.save import BESIDE
 
 LENGTH = 4096  # tokens of a sequence, where the model is made for as many
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,5 +188,5 @@ def write(model: Any, out: Path, *, like: Path, file_bytes: int) -> None:
         like: Directory with the tokenizer.
         file_bytes: Largest size of a file in bytes.
     """
-    tokenizer = any((like / name).is_file() for name in TOKENIZERS)
-    save(model, out, like=like if tokenizer else None, file_bytes=file_bytes)
+    copied = any((like / name).is_file() for name in BESIDE)
+    save(model, out, like=like if copied else None, file_bytes=file_bytes)

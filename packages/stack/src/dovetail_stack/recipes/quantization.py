@@ -27,7 +27,7 @@ from dovetail_models import Decoder, abstract
 from dovetail_models._durable import sync
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe, parse
-from dovetail_models.hf.save import beside
+from dovetail_models.hf.save import BESIDE
 from dovetail_models.shard import WEIGHTS
 from dovetail_quant.files import WEIGHTS as WEIGHTS_FILE
 from dovetail_quant.kernel import Kernel
@@ -35,7 +35,6 @@ from dovetail_quant.matmul.api import MatmulOption
 from dovetail_quant.report import parameter_bytes
 from dovetail_quant.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
-from dovetail_stack.recipes.inspection import TOKENIZERS
 from dovetail_stack.recipes.text import find, split
 
 Method = Literal["absmax", "gptq", "awq"]
@@ -325,9 +324,8 @@ def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None
     partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         quant.save(quantized, partial)
-        if any((like / name).is_file() for name in TOKENIZERS):
-            for file in beside(like):
-                shutil.copyfile(file, partial / file.name)
+        for file in (like / name for name in BESIDE if (like / name).is_file()):
+            shutil.copyfile(file, partial / file.name)
         _write_json(partial / CONFIG, keys)
         _write_json(partial / REPORT_JSON, receipt.to_json())
         (partial / REPORT_TEXT).write_text(str(receipt), encoding="utf-8")

@@ -15,7 +15,7 @@ from dovetail_data import Tokenizer
 from dovetail_infer import Engine, Sampling
 from dovetail_models import Decoder
 from dovetail_stack.processes import gathered, is_first
-from dovetail_stack.recipes.engine import engine
+from dovetail_stack.recipes.engine import end_ids, engine
 from dovetail_train import State, Trainer
 
 Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or its ids
@@ -35,7 +35,9 @@ class Samples:
         every: Steps between samples.
         decoder: Returns the decoder of the trained module.
         max_tokens: Largest number of new tokens.
-        stop_token_ids: Ids that end a continuation, beside the tokenizer's end of text.
+        directory: Directory that names the ids that end a continuation. None, or it names none:
+            the tokenizer's end of text.
+        stop_token_ids: Ids that end a continuation too.
         wanted: Text of the data for each prompt, kept beside the sample as "wanted".
     """
 
@@ -48,6 +50,7 @@ class Samples:
         every: int,
         decoder: Callable[[Any], Decoder] = lambda model: model,
         max_tokens: int = 48,
+        directory: Path | None = None,
         stop_token_ids: Sequence[int] = (),
         wanted: Sequence[str] | None = None,
     ) -> None:
@@ -58,7 +61,7 @@ class Samples:
             )
         self.every = every
         self._file, self._tokenizer, self._prompts = file, tokenizer, list(prompts)
-        self._decoder, self._wanted = decoder, wanted
+        self._decoder, self._wanted, self._directory = decoder, wanted, directory
         self._sampling = Sampling(
             max_tokens=max_tokens, temperature=0, stop_token_ids=tuple(stop_token_ids)
         )
@@ -96,8 +99,13 @@ class Samples:
     def _continued(self, model: Decoder) -> list[str]:
         """Returns the continuations by the weights of `model`."""
         if self._engine is None:
-            rows = len(self._prompts)
-            self._engine = engine(model, tokenizer=self._tokenizer, max_rows=rows)
+            named, size = self._directory, model.config.vocab_size
+            self._engine = engine(
+                model,
+                tokenizer=self._tokenizer,
+                eos_ids=None if named is None else end_ids(named, size),
+                max_rows=len(self._prompts),
+            )
         self._engine.resume()
         version = self._engine.stats().version + 1
         self._engine.update_weights(nnx.state(model), version=version)

@@ -354,15 +354,18 @@ def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
     assert _entries(out) == {"30", "35", "40"}
 
 
-def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):
-    from dovetail_data import train_bpe
+def test_an_id_that_the_model_does_not_have_is_refused(unbroken, tmp_path):
+    from dovetail_data import Pretrained, train_bpe
 
     model = tmp_path / "model"
     shutil.copytree(unbroken / "hf", model)
     train_bpe([path.read_text() for path in TEXT.glob("*.py")], model, vocab_size=500)
-    code, output = _main("generate", model, "--prompt", "def ")
-    assert code == 1
-    assert "the tokenizer has 500 ids and the model 400: use the tokenizer.json" in output
+    tokenizer = Pretrained(model)
+    word = next(t for i in range(499, 399, -1) if len(t := tokenizer.decode([i])) > 1)
+    code, output = _main("generate", model, "--prompt", word)
+    assert code == 3
+    assert "--prompt must have ids below the model's 400 rows, got id 4" in output
+    assert f"({word!r}): leave it out, or use the tokenizer.json" in output
 
 
 def test_generate_continues_the_prompt(unbroken):

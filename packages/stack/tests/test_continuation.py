@@ -85,7 +85,7 @@ def copied(source, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied):
+def test_a_tokenizer_may_have_fewer_or_more_ids_than_the_model(copied):
     train_bpe(["some text of other words " * 40], copied / "tokenizer.json", vocab_size=270)
     config, tokenizer = opened(copied, length=LENGTH)
     assert tokenizer.vocab_size < config.vocab_size  # rows to spare are usual
@@ -94,8 +94,8 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied):
     keys["added_tokens"].append(added)
     keys["model"]["vocab"]["<|more|>"] = 400
     (copied / "tokenizer.json").write_text(json.dumps(keys))
-    with pytest.raises(ValueError, match=r"got 320 rows and 401 ids .*use the tokenizer.json"):
-        opened(copied, length=LENGTH)
+    config, tokenizer = opened(copied, length=LENGTH)
+    assert (config.vocab_size, tokenizer.vocab_size) == (320, 401)
 
 
 def test_a_quantized_directory_is_refused(copied):

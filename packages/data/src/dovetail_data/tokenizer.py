@@ -339,6 +339,10 @@ class Pretrained:
     def _spans(self, text: str) -> np.ndarray:
         return _offsets(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def name_of(self, token: int) -> str | None:
+        """Returns the name of an id in the vocabulary, such as "<s>"; None for no token."""
+        return self._tokenizer.id_to_token(token)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._tokenizer.decode(
             require_integers("ids", ids).tolist(), skip_special_tokens=True

@@ -7,7 +7,7 @@ from pathlib import Path
 from dovetail_data._durable import write_file
 from dovetail_data._special_ids import name_of, read_config
 from dovetail_data.index import write_json
-from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer, require_tokenizers
+from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
 
 _BYTES = "bytes.json"  # a marker: a tokenizer of bytes has no file of its own
 _CONFIG = "tokenizer_config.json"
@@ -22,9 +22,8 @@ def save_tokenizer(tokenizer: Tokenizer | None, directory: Path) -> list[str]:
     if tokenizer is not None and tokenizer.fingerprint == Bytes.fingerprint:
         write_json(directory / _BYTES, {"tokenizer": tokenizer.fingerprint})
     elif isinstance(tokenizer, Pretrained):
-        name = require_tokenizers().Tokenizer.from_str(tokenizer.content).id_to_token
-        bos = None if tokenizer.bos_id is None else name(tokenizer.bos_id)
-        config = {"bos_token": bos, "eos_token": name(tokenizer.eos_id)}
+        bos = None if tokenizer.bos_id is None else tokenizer.name_of(tokenizer.bos_id)
+        config = {"bos_token": bos, "eos_token": tokenizer.name_of(tokenizer.eos_id)}
         write_json(directory / _CONFIG, {**config, "add_bos_token": bos is not None})
         write_file(directory / "tokenizer.json", tokenizer.content.encode())
     return tokenizer_names(directory)

@@ -23,6 +23,7 @@ from jaxtyping import Int32
 
 from dovetail_data import ChatTokenizer, Corrupt, Prompt, Template
 from dovetail_infer import Completion, Sampling
+from dovetail_stack.recipes.vocabulary import foreign
 
 PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
 # What a file cannot say, or what would make its results depend on the clock.
@@ -144,7 +145,12 @@ def digest_of(directory: Path) -> str:
 
 
 def encode(
-    requests: Sequence[Request], tokenizer: ChatTokenizer, directory: Path, *, max_length: int
+    requests: Sequence[Request],
+    tokenizer: ChatTokenizer,
+    directory: Path,
+    *,
+    max_length: int,
+    vocab_size: int,
 ) -> list[Int32[np.ndarray, " T"]]:
     """Returns the ids of each prompt, those of messages by the template of the model.
 
@@ -153,9 +159,11 @@ def encode(
         tokenizer: The tokenizer of the model.
         directory: Directory with the template, which is read if a request has messages.
         max_length: Context length of the model.
+        vocab_size: Rows of its embedding.
 
     Raises:
-        RefusedError: A prompt is malformed, has no token, or leaves no room for one.
+        RefusedError: A prompt is malformed, has no token or one that the model does not have, or
+            leaves no room for one.
         ValueError: The template is needed, and missing or wrong.
     """
     kinds = {r.index: MESSAGES if MESSAGES in r.source else PROMPT for r in requests}
@@ -168,7 +176,31 @@ def encode(
             some = members[start : start + _ENCODED]
             for request, document in zip(some, encoder([r.source for r in some]), strict=True):
                 ids[request.index] = _checked(document, request.index, max_length)
+                check_ids(
+                    ids[request.index],
+                    tokenizer,
+                    vocab_size,
+                    where=f"line {request.index + 1} of the prompts",
+                )
     return [ids[request.index] for request in requests]
+
+
+def check_ids(
+    tokens: Sequence[int] | np.ndarray, tokenizer: ChatTokenizer, vocab_size: int, *, where: str
+) -> None:
+    """Raises RefusedError if a prompt has an id that the model does not have.
+
+    Args:
+        tokens: Ids of the prompt.
+        tokenizer: The tokenizer.
+        vocab_size: Rows of the model's embedding.
+        where: Names the prompt.
+    """
+    if wrong := foreign(tokens, tokenizer, vocab_size):
+        raise RefusedError(
+            f"{where} must have ids below the model's {vocab_size} rows, got {wrong}: leave it "
+            "out, or use the tokenizer.json that the model was trained with"
+        )
 
 
 def _checked(document: Any, index: int, max_length: int) -> Any:

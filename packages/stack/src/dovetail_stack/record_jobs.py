@@ -153,9 +153,10 @@ def encoded(run: FromRecords, out: Path) -> "Corpora":
     Raises ValueError if a record is longer than a row, or damaged.
     """
     from dovetail_stack.recipes.records import RecordsError, check_fit, encode
+    from dovetail_stack.recipes.vocabulary import within
 
     directory, config, tokenizer = _opened(run)
-    encoder = _encoder(run, tokenizer, directory)
+    encoder = within(_encoder(run, tokenizer, directory), config.vocab_size)
     sides = _sides(run)
     with Writing() as writing:
         corpora = encode(

@@ -102,8 +102,8 @@ def _continuing(run: Continue, out: Path, mesh: "Mesh") -> Job:
     from dovetail_stack.recipes.continuation import continuation
     from dovetail_stack.recipes.text import encode
 
-    source, _, tokenizer = _opened(run)
-    text = _prepared(run, encode, out, tokenizer=tokenizer)
+    source, config, tokenizer = _opened(run)
+    text = _prepared(run, encode, out, tokenizer=tokenizer, vocab_size=config.vocab_size)
     return _joined(run, text, continuation(source, run.training, mesh=mesh), out, like=source)
 
 
@@ -114,7 +114,7 @@ def _distilling(run: Distil, out: Path, mesh: "Mesh") -> Job:
     from dovetail_stack.recipes.text import encode
 
     teacher, config, tokenizer = _opened(run)
-    text = _prepared(run, encode, out, tokenizer=tokenizer)
+    text = _prepared(run, encode, out, tokenizer=tokenizer, vocab_size=config.vocab_size)
     options: dict[str, Any] = {"length": run.training.length, "keys": run.keys}
     eos_ids = end_ids(teacher, config.vocab_size)
     options |= {"vocab_size": config.vocab_size, "eos_ids": eos_ids}
@@ -156,11 +156,14 @@ def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, lik
 def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
     """The directory of the model that the run begins from, its configuration and its tokenizer."""
     from dovetail_stack.recipes.continuation import opened
+    from dovetail_stack.recipes.vocabulary import check_ends
 
     named = run.source.model if isinstance(run, Continue) else run.distillation.teacher
     refuse_quantized(Path(named), run.recipe)
     directory = locate(Path(named))
-    return directory, *opened(directory, length=run.training.length)
+    config, tokenizer = opened(directory, length=run.training.length)
+    check_ends(tokenizer, config.vocab_size)
+    return directory, config, tokenizer
 
 
 def _selected(run: FromText) -> "Selection":

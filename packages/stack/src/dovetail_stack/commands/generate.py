@@ -127,13 +127,15 @@ def _continue(args: argparse.Namespace) -> int:
     """Streams one prompt."""
     from dovetail_data import Pretrained
     from dovetail_infer import Sampling
-    from dovetail_stack.prompts import described
+    from dovetail_stack.prompts import check_ids, described
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
     sampling, directory = Sampling(**_options(args)), locate(args.model)
     tokenizer, decoder = Pretrained(directory), load(directory)
-    tokens = 1 + len(tokenizer.encode([args.prompt])[0].ids) + args.max_tokens
-    length = _length(tokens, decoder)
+    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids = [*bos, *tokenizer.encode([args.prompt])[0].ids.tolist()]
+    check_ids(ids, tokenizer, decoder.config.vocab_size, where="--prompt")
+    length = _length(1 + len(ids) + args.max_tokens, decoder)
     with (
         engine(
             decoder,
@@ -208,7 +210,9 @@ def _generate(
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
     tokenizer, decoder = Pretrained(directory), load(directory)
-    ids = prompts.encode(requests, tokenizer, directory, max_length=decoder.config.max_length)
+    config = decoder.config
+    sizes = {"max_length": config.max_length, "vocab_size": config.vocab_size}
+    ids = prompts.encode(requests, tokenizer, directory, **sizes)
     lengths = [len(i) + r.sampling.max_tokens for i, r in zip(ids, requests, strict=True)]
     reasons: Counter[str] = Counter()
     tokens = 0

@@ -148,15 +148,16 @@ def _rows(
 ) -> "Rows":
     from dovetail_data import Pretrained
     from dovetail_stack.recipes import quantization
-    from dovetail_stack.recipes.text import check_vocabulary
+    from dovetail_stack.recipes.vocabulary import check_ends
 
     tokenizer = Pretrained(path / "tokenizer.json")
-    check_vocabulary(model.config.vocab_size, tokenizer)
+    check_ends(tokenizer, model.config.vocab_size)
     with Writing() as writing:
         return quantization.read_rows(
             args.text,
             tokenizer,
             scratch,
+            vocab_size=model.config.vocab_size,
             length=length,
             rows=args.rows,
             pattern=args.pattern,

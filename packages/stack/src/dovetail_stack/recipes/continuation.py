@@ -29,8 +29,7 @@ from dovetail_train import Trainer, lm_loss
 def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
     """Reads the configuration and the tokenizer of a directory. Reads no weights.
 
-    Raises ValueError for a quantized directory, a tokenizer with more ids than the model, and a
-    `length` above the model's positions.
+    Raises ValueError for a quantized directory, and a `length` above the model's positions.
     """
     if "quantization_config" in read_config(directory):
         raise ValueError(
@@ -39,12 +38,6 @@ def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
             "--out DIR"
         )
     config, tokenizer = abstract(directory).config, Pretrained(directory)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the model must have a row for each id of its tokenizer, got {config.vocab_size} rows "
-            f"and {tokenizer.vocab_size} ids in {str(directory)!r}: use the tokenizer.json that "
-            "belongs to it, or add rows with dovetail_models.resize_vocab"
-        )
     if length > config.max_length:
         raise ValueError(
             f"rows must fit the {config.max_length} positions that the model was made for, got "

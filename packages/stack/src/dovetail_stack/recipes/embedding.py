@@ -19,7 +19,7 @@ from dovetail_models import Decoder, abstract, load, load_encoder
 from dovetail_stack.recipes.chat import optimizer
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here, make_trainer
 from dovetail_stack.recipes.record_options import Embedding, Encoding
-from dovetail_stack.recipes.text import check_vocabulary
+from dovetail_stack.recipes.vocabulary import check_ends
 from dovetail_train import Loss
 from dovetail_tune import info_nce, mean_pooled
 
@@ -27,22 +27,22 @@ from dovetail_tune import info_nce, mean_pooled
 def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
     """Reads the configuration and the tokenizer of a directory. Reads no weights.
 
-    The tokenizer's begin and end are those of sentences, [CLS] and [SEP], where it names them.
+    A text ends with the tokenizer's end of sentences, [SEP], where it names one.
 
     Args:
         directory: Hugging Face directory.
         length: Tokens of a row.
 
     Raises:
-        ValueError: The tokenizer has more ids than the model, or `length` is above its positions.
+        ValueError: The model does not have the ids around a text, or `length` is above its
+            positions.
     """
     config = abstract(directory).config
     file = directory / "tokenizer_config.json"
     named = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    ends = {"bos": named.get("cls_token"), "eos": named.get("sep_token")}
-    texts = {k: x.get("content") if isinstance(x, dict) else x for k, x in ends.items()}
-    tokenizer = Pretrained(directory, **texts)
-    check_vocabulary(config.vocab_size, tokenizer)
+    end = named.get("sep_token")
+    tokenizer = Pretrained(directory, eos=end.get("content") if isinstance(end, dict) else end)
+    check_ends(tokenizer, config.vocab_size)
     if length > config.max_length:
         raise ValueError(
             f"rows must fit the {config.max_length} positions that the model was made for, got "

@@ -36,6 +36,7 @@ from dovetail_quant.report import parameter_bytes
 from dovetail_quant.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
 from dovetail_stack.recipes.text import find, split
+from dovetail_stack.recipes.vocabulary import within
 
 Method = Literal["absmax", "gptq", "awq"]
 CONFIG, REPORT_TEXT, REPORT_JSON = "config.json", "report.txt", "report.json"
@@ -180,6 +181,7 @@ def read_rows(
     *,
     length: int,
     rows: int,
+    vocab_size: int | None = None,
     pattern: str = "**/*",
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Rows:
@@ -193,6 +195,7 @@ def read_rows(
         scratch: Directory for the corpora. Keep it as long as the result.
         length: Tokens in a row.
         rows: Number of rows of each kind.
+        vocab_size: Rows of the model's embedding. None: as many as the tokenizer has ids.
         pattern: Glob of the files.
         progress: Receives "calibration" or "held-out", and the writer's event.
     """
@@ -205,7 +208,7 @@ def read_rows(
             if progress is not None:
                 progress(name, event)
 
-        encoder = Text(tokenizer)
+        encoder = within(Text(tokenizer), vocab_size)
         corpora.append(write(text(drawn), scratch / name, encoder=encoder, progress=report))
     taken = []
     for corpus in corpora:

@@ -18,13 +18,13 @@ from dovetail_data import (
     Pretrained,
     Progress,
     Text,
-    Tokenizer,
     compression,
     records,
     text,
     train_bpe,
     write,
 )
+from dovetail_stack.recipes.vocabulary import within
 
 TOKENIZER = "tokenizer.json"
 BINARY_BYTES = 8000  # at the beginning of a file, in which git looks for a NUL
@@ -244,21 +244,13 @@ def opened(directory: Path, *, tokenizer: Pretrained | None = None) -> Prepared:
     )
 
 
-def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raises ValueError if the tokenizer has more ids than a model of `vocab_size`."""
-    if tokenizer.vocab_size > vocab_size:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model {vocab_size}: use the "
-            "tokenizer.json that the model was trained with"
-        )
-
-
 def encode(
     train: Sequence[Path],
     held_out: Sequence[Path],
     directory: Path,
     *,
     tokenizer: Pretrained,
+    vocab_size: int | None = None,
     workers: int = 1,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Prepared:
@@ -269,9 +261,12 @@ def encode(
         held_out: Files to measure on.
         directory: Receives both corpora.
         tokenizer: The tokenizer.
+        vocab_size: Rows of the model's embedding; a text with another id is refused. None: as many
+            as the tokenizer has ids.
         workers: Processes that tokenize.
         progress: Receives "train" or "held_out", and the writer's event.
     """
+    encoder = within(Text(tokenizer), vocab_size)
 
     def written(files: Sequence[Path], name: str) -> Corpus:
         def report(event: Progress) -> None:
@@ -281,7 +276,7 @@ def encode(
         return write(
             text(files),
             directory / name,
-            encoder=Text(tokenizer),
+            encoder=encoder,
             workers=workers,
             progress=report,
         )

@@ -189,6 +189,9 @@ def test_a_sampler_ends_at_the_stop_and_repeats_its_draws(opened):
     assert drawn == sample(prompts, until=[], **options)
     assert drawn != sampler(opened, seed=6)(prompts, until=[], **options)
     assert drawn[1] == sampler(opened, seed=6)(prompts[1:], until=[], **options)[0]
+    likeliest = Sampling(temperature=0.9, top_k=1)
+    greedy = sample(prompts, max_tokens=12, temperature=0, until=[])
+    assert sampler(opened, sampling=likeliest)(prompts, until=[], **options) == greedy != drawn
     text = Bytes().decode(drawn[0])
     cut = sample(prompts, until=[text[4]], **options)[0]
     assert cut == drawn[0][: len(cut)]

@@ -49,19 +49,54 @@ def whole(source, tmp_path_factory):
     return (folder / "out.jsonl").read_bytes()
 
 
-def test_flags_are_the_options_of_sampling():
+def test_flags_are_the_options_of_sampling(source):
     line = ["generate", "RUN", "--prompt", "x"]
     args = cli.parser(line).parse(line)
-    options = generate._options(args)
+    options = generate._options(args, source)
     assert Sampling(**options) == Sampling(max_tokens=128, temperature=0, seed=0)
     fields = {field.name for field in dataclasses.fields(Sampling)}
     assert fields - set(options) == {"rule", "adapter", "kept", "deadline_s"}
     line += ["--logit-bias", "5=-1.5", "--logit-bias", "6=-inf", "--stop", "a", "--stop", "b"]
     line += ["--stop-token-ids", "7", "8", "--ignore-eos", "--top-k", "4", "--min-p", "0.1"]
-    options = generate._options(cli.parser(line).parse(line))
+    options = generate._options(cli.parser(line).parse(line), source)
     assert options["logit_bias"] == {5: -1.5, 6: -float("inf")}
     assert (options["stop"], options["stop_token_ids"]) == (["a", "b"], [7, 8])
     assert (options["ignore_eos"], options["top_k"], options["min_p"]) == (True, 4, 0.1)
+
+
+def test_a_directory_suggests_a_sampling(tmp_path, capsys):
+    """It is shown, used when asked, and replaced by typed options."""
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "generation_config.json"
+
+    def options(suggested, *typed):
+        file.write_text(json.dumps(suggested))
+        line = ["generate", "RUN", "--prompt", "x", *typed]
+        made = Sampling(**generate._options(cli.parser(line).parse(line), tmp_path))
+        return made, capsys.readouterr().err
+
+    greedy = Sampling(max_tokens=128, temperature=0, seed=0)
+    qwen = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    shown = "The directory suggests {}: pass --directory-sampling to use them.\n"
+    all_three = shown.format("temperature 0.6, top-k 20, top-p 0.95")
+    assert options(qwen) == (greedy, all_three)
+    asked = dataclasses.replace(greedy, temperature=0.6, top_k=20, top_p=0.95)
+    assert options(qwen, "--directory-sampling") == (asked, "")
+    typed = ("--temperature", "0", "--top-p", "1")
+    assert options(qwen, *typed) == (greedy, shown.format("top-k 20"))
+    mixed = dataclasses.replace(asked, temperature=0, top_p=1)
+    assert options(qwen, "--directory-sampling", *typed) == (mixed, "")
+    # Without do_sample the likeliest token is taken, whatever else is named.
+    for silent in ({}, {**qwen, "do_sample": False}, {"temperature": 0.6, "top_p": 0.9}):
+        assert options(silent) == (greedy, "")
+        assert options(silent, "--directory-sampling") == (greedy, "")
+    penal = {"repetition_penalty": 1.05, "top_k": 0}
+    assert options(penal)[1] == shown.format("repetition-penalty 1.05")
+    warm, _ = options({"do_sample": True}, "--directory-sampling")
+    assert warm.temperature == 1
+    wrong = r"must suggest a sampling that is possible, got .*'top_p': 1.5.* correct the file"
+    with pytest.raises(ValueError, match=wrong):
+        options({"do_sample": True, "top_p": 1.5}, "--directory-sampling")
 
 
 @pytest.mark.thorough("it compiles an engine")

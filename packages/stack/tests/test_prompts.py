@@ -116,8 +116,11 @@ def test_prompts_begin_with_bos_and_messages_as_their_template_says(write, tmp_p
     (tmp_path / "chat_template.jinja").write_text(source)
     chat = {"messages": [{"role": "user", "content": "b"}]}
     requests = read(write({"prompt": "a"}, chat, {"prompt": "cd"}), OPTIONS, model="m")
-    ids = encode(requests, Bytes(), tmp_path, max_length=8)
+    ids = encode(requests, Bytes(), tmp_path, max_length=8, vocab_size=258)
     assert [i.tolist() for i in ids] == [[256, 97], [*b"<b>True"], [256, 99, 100]]
+    wrong = r"line 2 of the prompts must .* 100 rows, got id 114 \('r'\): leave it out"
+    with pytest.raises(RefusedError, match=wrong):
+        encode(requests[1:], Bytes(), tmp_path, max_length=8, vocab_size=100)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_prompts_begin_with_bos_and_messages_as_their_template_says(write, tmp_p
 def test_a_prompt_that_no_request_can_have_is_refused(write, tmp_path, line, message):
     requests = read(write({"prompt": "a"}, line), OPTIONS, model="m")
     with pytest.raises(RefusedError, match=message):
-        encode(requests, Bytes(), tmp_path, max_length=5)
+        encode(requests, Bytes(), tmp_path, max_length=5, vocab_size=258)
 
 
 class _Silent(Bytes):
@@ -141,7 +144,7 @@ class _Silent(Bytes):
 def test_a_prompt_without_a_token_is_refused(write, tmp_path):
     requests = read(write({"prompt": ""}), OPTIONS, model="m")
     with pytest.raises(RefusedError, match=r"line 1 .* must have a token, got an empty prompt: "):
-        encode(requests, _Silent(), tmp_path, max_length=5)
+        encode(requests, _Silent(), tmp_path, max_length=5, vocab_size=258)
 
 
 def test_windows_come_in_order_though_later_ones_end_first(write, monkeypatch):

@@ -83,6 +83,13 @@ def test_a_continuation_ends_at_an_id_that_the_directory_names(model, tmp_path):
     Samples(tmp_path / "s", Bytes(), **options).write(model, 1)
     texts = [json.loads(line)["text"] for line in (tmp_path / "s").read_text("utf-8").splitlines()]
     assert texts == [Bytes().decode(ids), Bytes().decode(ids[: ids.index(end)])]
+    drawn = {"do_sample": True, "temperature": 9, "top_k": 250}
+    (tmp_path / "generation_config.json").write_text(json.dumps(drawn))
+    Samples(tmp_path / "t", Bytes(), directory_sampling=True, **options).write(model, 1)
+    with engine(model, tokenizer=Bytes(), max_rows=1) as opened:
+        asked = Sampling(max_tokens=9, temperature=9, top_k=250, seed=0)
+        (completion,) = opened.generate(["ab"], asked)
+    assert json.loads((tmp_path / "t").read_text("utf-8"))["text"] == completion.text != texts[0]
 
 
 @pytest.mark.thorough
@@ -111,3 +118,5 @@ def test_weights_that_are_not_finite_end_the_run(model, tmp_path):
 def test_options_that_mean_nothing_are_refused(options, tmp_path):
     with pytest.raises(ValueError, match=r"must be at least 1, got every=.*write for example"):
         Samples(tmp_path / "s", Bytes(), prompts=["a"], **options)
+    with pytest.raises(ValueError, match=r"needs a directory .* got directory=None: pass dir"):
+        Samples(tmp_path / "s", Bytes(), prompts=["a"], every=1, directory_sampling=True)

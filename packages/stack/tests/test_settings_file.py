@@ -9,7 +9,7 @@ import pytest
 
 from dovetail_stack import settings, settings_file
 from dovetail_stack.recipes.options import Devices
-from dovetail_stack.settings import RECIPES, Continue, Distil, Pretrain
+from dovetail_stack.settings import RECIPES, Chat, Continue, Distil, Pretrain
 
 GIVEN = {
     "pretrain": {
@@ -22,7 +22,14 @@ GIVEN = {
     "continue": {"text": "/t", "model": "/m", "lora_rank": 4, "precision": "bfloat16"},
     "distil": {"text": "/é", "teacher": "/m", "alpha": 0.25, "minutes": 1.5, "config": "/c"},
     "chat": {"records": ("/a.jsonl", "/b.jsonl"), "model": "/m", "train_on": "last", "prompts": 0},
-    "prefer": {"records": ("/p",), "model": "/m", "lora_rank": 2, "quantize": "int8", "beta": 0.5},
+    "prefer": {
+        "records": ("/p",),
+        "model": "/m",
+        "lora_rank": 2,
+        "quantize": "int8",
+        "beta": 0.5,
+        "directory_sampling": True,
+    },
     "reward": {"records": ("/p",), "model": "/m", "center": 0.25, "margin": "gap"},
     "embed": {"records": ("/p",), "model": "/m", "negative": "other", "chunks": 2},
 }
@@ -125,6 +132,13 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, text, parts):
         settings_file.read(path, Pretrain)
     for part in parts:
         assert part.format(file=path) in str(raised.value)
+
+
+def test_true_and_false_are_no_numbers(tmp_path):
+    given = settings_file.read(_file(tmp_path, "[monitoring]\ndirectory_sampling = true"), Chat)
+    assert given == {"directory_sampling": True}
+    with pytest.raises(ValueError, match=r"must be true or false, got 1 .*_sampling = true"):
+        settings_file.read(_file(tmp_path, "[monitoring]\ndirectory_sampling = 1"), Chat)
 
 
 def test_an_unknown_recipe_of_a_file_names_a_near_one(tmp_path):

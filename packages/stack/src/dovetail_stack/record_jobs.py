@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_stack import job
 from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
 from dovetail_stack.job import SAMPLES, Job
-from dovetail_stack.processes import on_first
+from dovetail_stack.processes import on_first, say
 from dovetail_stack.progress import Scoring, Writing
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
 
@@ -255,6 +255,7 @@ def _samples(
 ) -> "Samples | None":
     """Returns the answers to held-out prompts, beside those of the records."""
     from dovetail_stack.recipes.dialogue import held_out_prompts
+    from dovetail_stack.recipes.engine import GREEDY, suggestion
     from dovetail_stack.recipes.sampling import Samples
 
     monitoring, tokenizer = run.monitoring, tokenizer_of(run)
@@ -263,6 +264,8 @@ def _samples(
         return None
     ids = sorted({int(i) for _, wanted in prompts for i in wanted})
     special = [i for i in ids if not tokenizer.decode([i])]  # the template's end of a turn
+    if not monitoring.directory_sampling and (line := suggestion(directory, GREEDY)):
+        say(line)
     return Samples(
         out / SAMPLES,
         tokenizer,
@@ -270,6 +273,7 @@ def _samples(
         every=max(1, monitoring.samples),
         decoder=recipe.decoder,
         directory=directory,
+        directory_sampling=monitoring.directory_sampling,
         max_tokens=monitoring.answer_tokens,
         stop_token_ids=special,
         wanted=[tokenizer.decode(ids) for _, ids in prompts],

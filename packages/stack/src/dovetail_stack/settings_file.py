@@ -26,8 +26,8 @@ from dovetail_stack.recipes.options import Devices
 from dovetail_stack.settings import RECIPES, Settings
 
 _WIDTH = 88  # of a comment
-_KINDS = {int: "a whole number", float: "a number", str: "a string"}
-_EXAMPLES = {int: "8", float: "0.5", str: '"..."'}
+_KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_EXAMPLES = {int: "8", float: "0.5", str: '"..."', bool: "true"}
 
 
 def sections(kind: type[Settings]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _default(item: Any) -> Any:
 
 
 def _type(item: Any) -> type:
-    """Returns int, float or str: the type of the value, or of the items of a list."""
+    """Returns int, float, str or bool: the type of the value, or of the items of a list."""
     parse = item.metadata["parse"]
     declared = parse.get("type", type(item.default))
     return declared if declared in _KINDS else str  # a path's type is a function
@@ -178,7 +178,7 @@ def _value(item: Any, value: Any, *, place: str, file: Path) -> Any:
     many = "nargs" in parse
     values = value if many and isinstance(value, list) else [value]
     accepted = (int, float) if wanted is float else wanted
-    right = all(isinstance(v, accepted) and not isinstance(v, bool) for v in values)
+    right = all(isinstance(v, accepted) and isinstance(v, bool) == (wanted is bool) for v in values)
     example = _EXAMPLES[wanted] if "choices" not in parse else f'"{parse["choices"][0]}"'
     if not right or (many and not isinstance(value, list)):
         kind = f"a list, each item {_KINDS[wanted]}" if many else _KINDS[wanted]

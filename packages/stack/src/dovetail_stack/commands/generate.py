@@ -5,6 +5,9 @@
 The model is a run of `dovetail train`, a Hugging Face directory of a supported family with its
 tokenizer.json, or the output of `dovetail quantize`.
 
+Sampling is greedy unless options say otherwise. A directory may suggest others in its
+generation_config.json, which are shown, and used with --directory-sampling.
+
 --prompts takes lines {"prompt": "..."}, or {"messages": [...]} for the model's chat template. A
 line may have options of its own, named as here with underscores. Line i, from 0, has the seed
 SEED + i. --out gets a line {"index", "text", "tokens", "finish_reason", "seed", ...} for each. The
@@ -54,11 +57,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     """Declares the fields of `dovetail_infer.Sampling`."""
     for name, kind, default, text in (
         ("max-tokens", int, 128, "most tokens to add (128)"),
-        ("temperature", float, 0.0, "divisor of the logits; 0: the likeliest (0)"),
+        ("temperature", float, None, "divisor of the logits; 0: the likeliest (0)"),
         ("top-k", int, None, "sample from the k likeliest tokens (all)"),
-        ("top-p", float, 1.0, "share of probability to sample from (1)"),
-        ("min-p", float, 0.0, "least share of the likeliest token's probability (0)"),
-        ("repetition-penalty", float, 1.0, "divisor for tokens that were there; 1: none (1)"),
+        ("top-p", float, None, "share of probability to sample from (1)"),
+        ("min-p", float, None, "least share of the likeliest token's probability (0)"),
+        ("repetition-penalty", float, None, "divisor for tokens that were there; 1: none (1)"),
         ("frequency-penalty", float, 0.0, "subtracted for each earlier occurrence (0)"),
         ("presence-penalty", float, 0.0, "subtracted for tokens that were generated (0)"),
         ("min-tokens", int, 0, "fewest tokens to add (0)"),
@@ -67,6 +70,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         ("prompt-logprobs", int, None, "the same for the tokens of the prompt (none)"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument(
+        "--directory-sampling",
+        action="store_true",
+        help="sample as generation_config.json suggests; typed options replace it",
+    )
     parser.add_argument(
         "--logit-bias",
         type=_bias,
@@ -115,11 +123,20 @@ def run(args: argparse.Namespace) -> int:
     return _continue(args) if args.prompts is None else _write(args)
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options of `Sampling`."""
+def _options(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Returns the options of `Sampling`, and says what the directory suggests instead."""
     from dovetail_stack.prompts import OPTIONS
+    from dovetail_stack.recipes.engine import GREEDY, sampling_of, suggestion
 
     options = {name: getattr(args, name) for name in OPTIONS}
+    open_ones = [name for name in GREEDY if options[name] is None]
+    if args.directory_sampling:
+        theirs = sampling_of(directory)
+        options |= {name: getattr(theirs, name) for name in open_ones}
+    else:
+        options |= {name: GREEDY[name] for name in open_ones}
+        if line := suggestion(directory, {name: GREEDY[name] for name in open_ones}):
+            say(line)
     return {**options, "logit_bias": dict(args.logit_bias)}
 
 
@@ -130,7 +147,8 @@ def _continue(args: argparse.Namespace) -> int:
     from dovetail_stack.prompts import check_ids, described
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
-    sampling, directory = Sampling(**_options(args)), locate(args.model)
+    directory = locate(args.model)
+    sampling = Sampling(**_options(args, directory))
     tokenizer, decoder = Pretrained(directory), load(directory)
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     ids = [*bos, *tokenizer.encode([args.prompt])[0].ids.tolist()]
@@ -173,7 +191,7 @@ def _write(args: argparse.Namespace) -> int:
 
     begun_s, directory = time.monotonic(), locate(args.model)
     model = f"{prompts.digest_of(directory)} invariant={args.invariant}"
-    requests = prompts.read(args.prompts, _options(args), model=model)
+    requests = prompts.read(args.prompts, _options(args, directory), model=model)
     with Results(args.out, [request.digest for request in requests]) as results:
         before = len(results.done)
         missing = [request for request in requests if request.index not in results.done]

@@ -179,7 +179,8 @@ def _options(group: Any, part: Any) -> None:
     if part is Duration:
         group = group.add_mutually_exclusive_group()
     for item in dataclasses.fields(part):
-        parse = {} if "type" in item.metadata["parse"] else {"type": type(item.default)}
+        declared = {"type", "action"} & set(item.metadata["parse"])
+        parse = {} if declared else {"type": type(item.default)}
         group.add_argument(
             settings.option(item.name),
             help=settings.help_of(item).replace("%", "%%"),

@@ -112,6 +112,8 @@ class Answers(Monitoring):
         samples: Steps between further answers to them. 0: none.
         prompts: Held-out prompts to answer. 0: none.
         answer_tokens: Largest number of tokens of an answer.
+        directory_sampling: Draw the answers as generation_config.json of the model suggests. False:
+            take the likeliest tokens.
     """
 
     samples: int = declared(0, "steps between further answers in RUN/samples.jsonl; 0: none")
@@ -119,6 +121,9 @@ class Answers(Monitoring):
         4, "held-out prompts answered before the first step and after the last; 0: none"
     )
     answer_tokens: int = declared(64, "most tokens of such an answer")
+    directory_sampling: bool = declared(
+        False, "draw answers as the model's generation_config.json suggests", action="store_true"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

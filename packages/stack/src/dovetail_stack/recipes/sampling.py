@@ -15,7 +15,7 @@ from dovetail_data import Tokenizer
 from dovetail_infer import Engine, Sampling
 from dovetail_models import Decoder
 from dovetail_stack.processes import gathered, is_first
-from dovetail_stack.recipes.engine import end_ids, engine
+from dovetail_stack.recipes.engine import end_ids, engine, sampling_of
 from dovetail_train import State, Trainer
 
 Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or its ids
@@ -24,7 +24,7 @@ Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or it
 class Samples:
     """A hook that appends {"step", "prompt", "text"} to a JSONL file.
 
-    The text is the greedy continuation of a prompt by the current parameters. A run that resumes
+    The text is the continuation of a prompt by the current parameters. A run that resumes
     from before a sample writes it again. One engine serves all samples: its programs compile at the
     first, and later ones copy the weights. Between samples it sleeps, without a cache.
 
@@ -37,6 +37,7 @@ class Samples:
         max_tokens: Largest number of new tokens.
         directory: Directory that names the ids that end a continuation. None, or it names none:
             the tokenizer's end of text.
+        directory_sampling: Sample as the directory suggests. False: take the likeliest tokens.
         stop_token_ids: Ids that end a continuation too.
         wanted: Text of the data for each prompt, kept beside the sample as "wanted".
     """
@@ -51,6 +52,7 @@ class Samples:
         decoder: Callable[[Any], Decoder] = lambda model: model,
         max_tokens: int = 48,
         directory: Path | None = None,
+        directory_sampling: bool = False,
         stop_token_ids: Sequence[int] = (),
         wanted: Sequence[str] | None = None,
     ) -> None:
@@ -62,9 +64,16 @@ class Samples:
         self.every = every
         self._file, self._tokenizer, self._prompts = file, tokenizer, list(prompts)
         self._decoder, self._wanted, self._directory = decoder, wanted, directory
-        self._sampling = Sampling(
-            max_tokens=max_tokens, temperature=0, stop_token_ids=tuple(stop_token_ids)
-        )
+        options: dict[str, Any] = {"max_tokens": max_tokens, "stop_token_ids": [*stop_token_ids]}
+        if not directory_sampling:
+            self._sampling = Sampling(temperature=0, **options)
+        elif directory is not None:
+            self._sampling = sampling_of(directory, seed=0, **options)
+        else:
+            raise ValueError(
+                "directory_sampling needs a directory that suggests it, got directory=None: pass "
+                "directory=, or leave directory_sampling= out"
+            )
         self._engine: Engine | None = None
 
     def __call__(self, trainer: Trainer, state: State, step: int) -> Mapping[str, float]:

@@ -115,3 +115,29 @@ def test_numbers_of_the_records_stay_with_their_pairs(talker):
     encoder = dialogue.pairs(tokenizer, template, numbers=["margin"])
     pair = dialogue.as_messages({"prompt": "p", "chosen": "c", "rejected": "r", "margin": 2})
     assert np.array_equal(encoder([pair])[0].arrays["margin"], np.float32(2))
+
+
+def test_the_end_of_a_turn_is_the_last_special_id_of_an_answer(copied):
+    content = json.loads((copied / "tokenizer.json").read_text())
+    for i, name in ((288, "<|im_end|>"), (289, "<think>")):
+        content["added_tokens"].append({**content["added_tokens"][0], "id": i, "content": name})
+    (copied / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Pretrained(copied)
+    word, space = tokenizer.encode(["say", "\n"])
+    said = [289, *word.ids]
+    answers = [[*said, 288, *space.ids], np.array([*said, tokenizer.eos_id]), said, []]
+    assert dialogue.answer_ends(answers, tokenizer) == {288, tokenizer.eos_id}
+
+
+def test_an_export_ends_by_the_ids_of_its_template_too(copied):
+    before = (copied / "config.json").read_bytes()
+    eos = json.loads(before)["eos_token_id"]
+    dialogue.add_ends(copied, {eos})
+    assert (copied / "config.json").read_bytes() == before
+    dialogue.add_ends(copied, {eos, 300})
+    assert json.loads((copied / "config.json").read_text())["eos_token_id"] == [eos, 300]
+    generation = {"eos_token_id": eos, "top_p": 0.9, "transformers_version": "5.0"}
+    (copied / "generation_config.json").write_text(json.dumps(generation))
+    dialogue.add_ends(copied, {301})
+    found = json.loads((copied / "generation_config.json").read_text())
+    assert found == {**generation, "eos_token_id": [eos, 300, 301]}

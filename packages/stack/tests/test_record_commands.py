@@ -11,7 +11,7 @@ from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_infer import Sampling
-from dovetail_models import bert, init, load, lora, save
+from dovetail_models import bert, generation_defaults, init, load, lora, save
 from dovetail_stack import cli, settings
 from dovetail_stack.recipes.engine import engine
 
@@ -31,7 +31,9 @@ def tuned(talker, chats, tmp_path_factory):
     """A finished run of chat with adapters and a template of its own."""
     folder = tmp_path_factory.mktemp("tuned")
     source = (talker / "chat_template.jinja").read_text()
-    (folder / "mine.jinja").write_text(source.replace("[", "<").replace("]", ">"))
+    # Its turns end by another special id than the directory's.
+    source = source.replace("[", "<").replace("]", ">").replace("{{ eos_token }}", "<|bos|>")
+    (folder / "mine.jinja").write_text(source)
     line = ("chat", "--model", talker, "--records", chats, "--out", folder / "run", *SMALL)
     options = ("--template", folder / "mine.jinja", "--lora-rank", "2", "--held-out", "0.2")
     assert _train(*line, *options, "--prompts", "2", "--answer-tokens", "6") == 0
@@ -50,6 +52,8 @@ def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker):
     config = json.loads((tuned / "peft" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(talker)
     assert (tuned / "hf" / "chat_template.jinja").read_text().startswith("{% for m in messages %}<")
+    assert generation_defaults(talker).eos_ids == (1,)
+    assert generation_defaults(tuned / "hf").eos_ids == (0, 1)
 
 
 @pytest.mark.thorough

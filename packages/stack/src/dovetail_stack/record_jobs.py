@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail_stack.recipes.sampling import Samples
 
 PEFT, REFERENCE = "peft", "reference"
+_ANSWERS = 32  # in which the template's end of a turn is looked for
 _LITTLE_BYTES = 1 << 20  # of records, encoded in less than a second
 
 
@@ -79,7 +80,7 @@ def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
         rows=rows,
         held_out=held_out,
         metrics=_metrics(run, recipe),
-        export=lambda module, out: _export(run, recipe, module, out, directory),
+        export=lambda module, out: _export(run, recipe, module, out, corpora.held_out),
         **options,
     )
 
@@ -254,7 +255,7 @@ def _samples(
     run: Chat | Prefer, corpora: "Corpora", recipe: "Recipe", directory: Path, out: Path
 ) -> "Samples | None":
     """Returns the answers to held-out prompts, beside those of the records."""
-    from dovetail_stack.recipes.dialogue import held_out_prompts
+    from dovetail_stack.recipes.dialogue import answer_ends, held_out_prompts
     from dovetail_stack.recipes.engine import GREEDY, suggestion
     from dovetail_stack.recipes.sampling import Samples
 
@@ -262,8 +263,6 @@ def _samples(
     prompts = held_out_prompts(corpora.held_out, monitoring.prompts)
     if not prompts:
         return None
-    ids = sorted({int(i) for _, wanted in prompts for i in wanted})
-    special = [i for i in ids if not tokenizer.decode([i])]  # the template's end of a turn
     if not monitoring.directory_sampling and (line := suggestion(directory, GREEDY)):
         say(line)
     return Samples(
@@ -275,16 +274,16 @@ def _samples(
         directory=directory,
         directory_sampling=monitoring.directory_sampling,
         max_tokens=monitoring.answer_tokens,
-        stop_token_ids=special,
+        stop_token_ids=sorted(answer_ends((wanted for _, wanted in prompts), tokenizer)),
         wanted=[tokenizer.decode(ids) for _, ids in prompts],
     )
 
 
-def _export(run: FromRecords, recipe: "Recipe", module: Any, out: Path, directory: Path) -> None:
+def _export(run: FromRecords, recipe: "Recipe", module: Any, out: Path, held_out: "Corpus") -> None:
     """Writes RUN/hf, and RUN/peft where adapters are the result. Replaces earlier exports."""
-    from dovetail_stack.recipes import adapters
-    from dovetail_stack.recipes.dialogue import TEMPLATE
+    from dovetail_stack.recipes import adapters, dialogue
 
+    directory = locate(Path(run.source.model))
     for name in (EXPORT, PEFT):
         if (out / name).exists():
             shutil.rmtree(out / name)
@@ -297,5 +296,9 @@ def _export(run: FromRecords, recipe: "Recipe", module: Any, out: Path, director
         job.export(finished, out, like=directory)
     if isinstance(run, Chat | Prefer) and run.training.lora_rank:
         adapters.save_peft(recipe.decoder(module), out / PEFT, run.training, base=directory)
+    if isinstance(run, Chat | Prefer):
+        answers = [answer for _, answer in dialogue.held_out_prompts(held_out, _ANSWERS)]
+        ends = dialogue.answer_ends(answers, tokenizer_of(run))
+        dialogue.add_ends(out / EXPORT, ends)
     if isinstance(run, FromMessages) and run.dialogue.template is not None:
-        shutil.copyfile(run.dialogue.template, out / EXPORT / TEMPLATE)
+        shutil.copyfile(run.dialogue.template, out / EXPORT / dialogue.TEMPLATE)

@@ -4,13 +4,15 @@
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dovetail_data import Chat, Corpus, Corrupt, Preference, Pretrained, Template, values
+from dovetail_models import generation_defaults
+from dovetail_models.hf.directory import CONFIG_FILE, GENERATION_FILE
 from dovetail_stack.recipes.record_options import Conversations, Dialogue
 from dovetail_stack.recipes.records import Record
 
@@ -129,3 +131,41 @@ def held_out_prompts(corpus: Corpus, count: int) -> list[tuple[np.ndarray, np.nd
         stop = start + int((~trained[start:]).argmax()) if not trained[start:].all() else len(ids)
         prompts.append((ids[:start], ids[start:stop]))
     return prompts
+
+
+def answer_ends(answers: Iterable[Sequence[int] | np.ndarray], tokenizer: Pretrained) -> set[int]:
+    """Returns the special ids that end answers: the template's end of a turn.
+
+    Args:
+        answers: Trained ids of each answer. Spaces may follow its end, as in ChatML.
+        tokenizer: The tokenizer.
+    """
+    ends: set[int] = set()
+    for answer in answers:
+        for token in reversed([int(i) for i in answer]):
+            name = tokenizer.name_of(token)
+            if name is not None and tokenizer.find_special(name) == name:
+                ends.add(token)
+            if tokenizer.decode([token]).strip() or token in ends:
+                break
+    return ends
+
+
+def add_ends(directory: Path, ids: Collection[int]) -> None:
+    """Adds ids to those that end a text, in the file that transformers takes them from.
+
+    A model that was tuned with another template than its own ends its turns by another id. Files
+    that name all ids are left as they are.
+
+    Args:
+        directory: Hugging Face directory.
+        ids: Ids of its tokenizer.
+    """
+    known = generation_defaults(directory).eos_ids
+    if set(ids) <= set(known):
+        return
+    file = directory / GENERATION_FILE
+    file = file if file.is_file() else directory / CONFIG_FILE
+    keys = json.loads(file.read_text(encoding="utf-8"))
+    keys["eos_token_id"] = sorted({*known, *ids})
+    file.write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n", encoding="utf-8")

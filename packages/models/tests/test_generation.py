@@ -19,6 +19,11 @@ def directory(path, config, generation=None):
 # As published: (eos_token_id of config.json, that of generation_config.json, all).
 EOS = {
     "gemma 3": ({"text_config": {"eos_token_id": 1}}, {"eos_token_id": [1, 106]}, (1, 106)),
+    "all three": (
+        {"eos_token_id": 1, "text_config": {"eos_token_id": [1, 107]}},
+        {"eos_token_id": 106},
+        (1, 106, 107),
+    ),
     "gemma 3 12b": ({"eos_token_id": [1, 106], "text_config": {}}, {}, (1, 106)),
     "llama 3": (
         {"eos_token_id": 128009},

@@ -88,9 +88,16 @@ def _ids_before(lib: ModuleType, post_processor: Any) -> list[int]:
 def find(
     vocabulary: Mapping[str, int], name: str | None, usual: Sequence[str] = (), *, argument: str
 ) -> int | None:
-    """Returns the id of a special token, or of the first usual one; None if there is none.
+    """Returns the id of a special token, or None.
 
-    Raises ValueError for a name that is not in the vocabulary.
+    Args:
+        vocabulary: All tokens with their ids.
+        name: The token. None: the first of the usual ones that the vocabulary has.
+        usual: Usual names.
+        argument: Name of the argument that gave it, for the error.
+
+    Raises:
+        ValueError: The name is not in the vocabulary.
     """
     if name is None:
         return next((vocabulary[token] for token in usual if token in vocabulary), None)

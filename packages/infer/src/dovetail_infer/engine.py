@@ -136,8 +136,7 @@ class Engine:
             adapters=adapters,
             invariant=invariant,
         )
-        recorder = None if events is None else _Recorder(events)
-        scheduler = Scheduler(limits, record=recorder)
+        scheduler = Scheduler(limits, record=None if events is None else _Recorder(events))
         steps = Steps(scheduler, executor, record_experts=record_experts, overlap=overlap)
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
         self._executor, self._steps = executor, steps

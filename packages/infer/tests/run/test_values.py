@@ -168,16 +168,16 @@ def test_a_tokenizer_with_more_ids_than_the_model() -> None:
 @pytest.mark.parameter("eos_ids", "ignore_eos")
 def test_a_model_may_have_several_end_ids() -> None:
     """They replace the tokenizer's; `min_tokens` bans them all."""
-    ends = {7: 100.0, 9: 90.0}
+    ends = {7: 90.0, 9: 100.0}
     option = Sampling(max_tokens=4, temperature=0, logit_bias=ends)
     with engine(tokenizer=_Larger(), eos_ids=[9, 7, 7]) as running:
         (found,) = running.generate([[1, 2]], option)
-        assert (found.finish_reason, found.stop, found.tokens.tolist()) == ("stop", 7, [7])
+        assert (found.finish_reason, found.stop, found.tokens.tolist()) == ("stop", 9, [9])
         (found,) = running.generate([[1, 2]], dataclasses.replace(option, min_tokens=2))
-        assert (found.stop, found.tokens[-1]) == (7, 7)
+        assert (found.stop, found.tokens[-1]) == (9, 9)
         assert not {7, 9} & set(found.tokens[:-1].tolist())
         (found,) = running.generate([[1, 2]], dataclasses.replace(option, ignore_eos=True))
-        assert (found.finish_reason, found.tokens.tolist()) == ("length", [7] * 4)
+        assert (found.finish_reason, found.tokens.tolist()) == ("length", [9] * 4)
         option = dataclasses.replace(option, logit_bias={60: 100.0})  # the tokenizer's own
         assert running.generate([[1, 2]], option)[0].finish_reason == "length"
     with engine(eos_ids=()) as running:

@@ -69,18 +69,10 @@ from dovetail_models.hf.explain import explain
 from dovetail_models.hf.load import load, load_encoder
 from dovetail_models.hf.save import save
 from dovetail_models.init import abstract, init
-from dovetail_models.layer_config import (
-    ClampedGlu,
-    Experts,
-    Groups,
-    LinearScaling,
-    Llama3Scaling,
-    Mlp,
-    Rope,
-    YarnScaling,
-)
+from dovetail_models.layer_config import ClampedGlu, Experts, Groups, Mlp
 from dovetail_models.pool import pool
 from dovetail_models.reference import attention, dense_kv
+from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dovetail_models.run import Remat
 from dovetail_models.shard import RULES, shardings
 from dovetail_models.surgery.grow import grow

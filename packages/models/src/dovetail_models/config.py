@@ -13,14 +13,13 @@ from typing import Any, Literal
 from dovetail_models.layer_config import (
     Experts,
     Mlp,
-    Rope,
-    YarnScaling,
     divisors,
     even,
     one_of,
     positive,
     positive_or_none,
 )
+from dovetail_models.rope_config import Rope, YarnScaling
 
 # Shown in a repr: kinds of layers, and values of a tuple.
 _KINDS, _VALUES = 6, 4

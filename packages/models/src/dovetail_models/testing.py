@@ -16,14 +16,8 @@ from jaxtyping import Float, Int
 
 from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
 from dovetail_models.decoder import Decoder
-from dovetail_models.layer_config import (
-    ClampedGlu,
-    Experts,
-    LinearScaling,
-    Llama3Scaling,
-    Rope,
-    YarnScaling,
-)
+from dovetail_models.layer_config import ClampedGlu, Experts
+from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from dovetail_models.shard import WEIGHTS
 
 Params = Mapping[str, np.ndarray]

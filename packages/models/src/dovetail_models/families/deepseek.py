@@ -8,7 +8,8 @@ from dovetail_models.config import Config, LatentAttention, Layer
 from dovetail_models.families import shape
 from dovetail_models.hf.rope import write_rope
 from dovetail_models.hf.table import Keys, Table
-from dovetail_models.layer_config import Experts, Mlp, Rope
+from dovetail_models.layer_config import Experts, Mlp
+from dovetail_models.rope_config import Rope
 
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
 _NAMES = {name: f"{name}_proj" for name in ("gate", "up", "down")}

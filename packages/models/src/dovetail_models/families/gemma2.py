@@ -15,7 +15,8 @@ from dovetail_models.families import shape
 from dovetail_models.families.gemma import GELU, norm
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Table
-from dovetail_models.layer_config import Mlp, Rope
+from dovetail_models.layer_config import Mlp
+from dovetail_models.rope_config import Rope
 
 _WINDOW = 4096  # without a key in config.json
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."

@@ -17,7 +17,8 @@ from dovetail_models.families.gemma import norm
 from dovetail_models.families.gemma2 import TABLE, read_sizes, write_sizes
 from dovetail_models.hf.rope import describe_scaling, parse_rope
 from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp, Rope, Scaling
+from dovetail_models.layer_config import Mlp
+from dovetail_models.rope_config import Rope, Scaling
 
 _INERT = shape.INERT | {"_sliding_window_pattern", "cache_implementation"}
 _INERT |= {"attn_logit_softcapping"}

@@ -13,7 +13,8 @@ from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.ops import Identity, Interleaved
 from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.layer_config import ClampedGlu, Experts, Rope, Scaling, YarnScaling
+from dovetail_models.layer_config import ClampedGlu, Experts
+from dovetail_models.rope_config import Rope, Scaling, YarnScaling
 
 _SAME = Identity()
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."

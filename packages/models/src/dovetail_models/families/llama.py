@@ -11,7 +11,8 @@ from typing import Any
 from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp, Rope, Scaling
+from dovetail_models.layer_config import Mlp
+from dovetail_models.rope_config import Rope, Scaling
 
 
 def llama(

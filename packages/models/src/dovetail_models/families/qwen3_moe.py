@@ -13,7 +13,8 @@ from typing import Any
 from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Experts, Mlp, Rope, Scaling
+from dovetail_models.layer_config import Experts, Mlp
+from dovetail_models.rope_config import Rope, Scaling
 
 _NAMES = {name: f"{name}_proj" for name in ("gate", "up", "down")}
 _APART, _FUSED = shape.experts(

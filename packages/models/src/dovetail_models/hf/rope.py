@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_models.hf.table import Keys
-from dovetail_models.layer_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 _KINDS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
 # transformers' names for fields of another name.

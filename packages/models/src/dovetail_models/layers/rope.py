@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dovetail_models.layer_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 Angles = tuple[Float[Array, "*batch t half"], Float[Array, "*batch t half"]]
 

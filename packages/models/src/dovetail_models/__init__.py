@@ -72,7 +72,14 @@ from dovetail_models.init import abstract, init
 from dovetail_models.layer_config import ClampedGlu, Experts, Groups, Mlp
 from dovetail_models.pool import pool
 from dovetail_models.reference import attention, dense_kv
-from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from dovetail_models.rope_config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 from dovetail_models.run import Remat
 from dovetail_models.shard import RULES, shardings
 from dovetail_models.surgery.grow import grow
@@ -133,6 +140,8 @@ __all__ = [  # noqa: RUF022, by topic
     "LinearScaling",
     "Llama3Scaling",
     "YarnScaling",
+    "DynamicScaling",
+    "LongRopeScaling",
     "TextConfig",
     "VisionConfig",
     "DualConfig",

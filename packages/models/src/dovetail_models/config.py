@@ -14,7 +14,6 @@ from dovetail_models.layer_config import (
     Experts,
     Mlp,
     divisors,
-    even,
     one_of,
     positive,
     positive_or_none,
@@ -106,7 +105,7 @@ class Attention:
                 f"Use one of kv_heads={divisors(self.heads)}."
             )
         if self.rope is not None:
-            even(self, "head_dim")
+            self.rope.check_width(self, "head_dim")
 
     @property
     def rotary_dim(self) -> int:
@@ -174,7 +173,7 @@ class LatentAttention:
     def __post_init__(self):
         positive(self, "heads", "kv_rank", "nope_dim", "rope_dim", "v_dim")
         positive_or_none(self, "q_rank")
-        even(self, "rope_dim")
+        self.rope.check_width(self, "rope_dim")
 
     @property
     def window(self) -> None:
@@ -317,3 +316,11 @@ class Config:
             raise ValueError(
                 "A decoder needs at least one layer, got layers=(). Use depth=1 or more."
             )
+
+    @property
+    def kv_length(self) -> int:
+        """Most tokens of a sequence over a cache: `max_length`, or less if the frequencies of a
+        RoPE depend on the length of the sequence.
+        """
+        ropes = [la.attention.rope for la in self.layers if la.attention.rope is not None]
+        return min([self.max_length, *(r.limit for r in ropes if r.limit is not None)])

@@ -27,6 +27,7 @@ from dovetail_models.describe import summary
 from dovetail_models.explicit import Place, on_auto_axes, place_like
 from dovetail_models.inputs import (
     check_adapter_ids,
+    check_cached,
     check_expert_ids,
     check_form,
     check_positions,
@@ -219,7 +220,9 @@ class Decoder(nnx.Module):
             check_positions(where, max_length=self.config.max_length)
             with jax.named_scope("positions"):
                 x = x + self.positions(where, constrain=fixed)
-        angles_of = self._angles(where)
+        if kv is not None:
+            check_cached(where, [la.attention.rope for la in self.config.layers])
+        angles_of = self._angles(where, segment_ids)
 
         if adapter_ids is not None:
             check_adapter_ids(adapter_ids, count=stacked(self), rows=rows)
@@ -312,10 +315,11 @@ class Decoder(nnx.Module):
             x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
             return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
-    def _angles(self, positions: Array) -> dict[Any, Angles]:
+    def _angles(self, positions: Array, segment_ids: Array | None) -> dict[Any, Angles]:
         used = [la.attention for la in self.config.layers]
         kinds = {(a.rope, a.rotary_dim) for a in used if a.rope is not None}
-        return {kind: rope_angles(*kind, positions=positions) for kind in kinds}
+        where = {"positions": positions, "segment_ids": segment_ids}
+        return {kind: rope_angles(*kind, **where) for kind in kinds}
 
     def _kept(self, taps: tuple[str, ...], kv: Sequence[Any] | None) -> frozenset[int]:
         """Returns the layers with a tapped output, after checking `kv` and `taps` against the

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Int
 
 from dovetail_models.layer_config import Experts
+from dovetail_models.rope_config import Rope
 
 
 def check_form(tokens: Array | np.ndarray) -> None:
@@ -59,6 +60,18 @@ def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
         raise ValueError(
             "Every position must have a learned vector, got a position of "
             f"{wrong} with max_length={max_length}. Pass a shorter sequence."
+        )
+
+
+def check_cached(positions: Array | np.ndarray, ropes: Sequence[Rope | None]) -> None:
+    """Raises ValueError if a cache would hold keys that a longer sequence rotates otherwise."""
+    limits = [rope.limit for rope in ropes if rope is not None and rope.limit is not None]
+    _, high = _span(positions)
+    if limits and high >= min(limits):
+        raise ValueError(
+            "Over a cache every position must be below the original length of a RoPE whose "
+            f"frequencies depend on the length of the sequence, got a position of {high} with "
+            f"original_length={min(limits)}. Pass a shorter sequence, or whole rows without kv."
         )
 
 

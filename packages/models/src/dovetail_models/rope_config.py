@@ -5,7 +5,7 @@
 import dataclasses
 import math
 
-from dovetail_models.layer_config import positive
+from dovetail_models.layer_config import even, positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,94 @@ class YarnScaling:
         return 0.1 * m * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
-Scaling = Llama3Scaling | LinearScaling | YarnScaling
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """Dynamic NTK scaling: the base grows with the length of the sequence.
+
+    Up to `original_length` tokens nothing is scaled. A sequence of L tokens has the base
+    `theta * (factor * L / original_length - factor + 1) ** (head_dim / (head_dim - 2))`, for all of
+    its positions. So a cache of keys cannot grow beyond `original_length`.
+
+    Attributes:
+        factor: Growth of the base, above 0.
+        original_length: Context length before scaling.
+
+    Example:
+
+        >>> from dovetail_models import DynamicScaling, Rope
+        >>> Rope(theta=10_000.0, scaling=DynamicScaling(factor=2.0, original_length=4096)).limit
+        4096
+    """
+
+    factor: float
+    original_length: int
+
+    def __post_init__(self):
+        positive(self, "factor", "original_length")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE: divides each frequency by a number of its own (2402.13753).
+
+    Sequences longer than `original_length` have other divisors, for all of their positions. So a
+    cache of keys cannot grow beyond `original_length`.
+
+    Args:
+        short_factor: Divisors up to `original_length` tokens, one per pair of a head.
+        long_factor: Divisors of longer sequences, one per pair of a head.
+        original_length: Context length before scaling, above 1.
+        factor: Ratio of the contexts, for `attention_factor`.
+        attention_factor: Factor on cos and sin. None: `sqrt(1 + ln(factor) / ln(original_length))`,
+            or 1 for a `factor` of at most 1.
+
+    Raises:
+        ValueError: A value is not positive, or the two have other numbers of divisors.
+
+    Example:
+
+        >>> from dovetail_models import LongRopeScaling, Rope
+        >>> scaling = LongRopeScaling(
+        ...     short_factor=(1.0, 1.5), long_factor=(2.0, 8.0), original_length=4096, factor=32.0
+        ... )
+        >>> round(scaling.turn_factor, 4)
+        1.1902
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_length: int
+    factor: float
+    attention_factor: float | None = None
+
+    def __post_init__(self):
+        positive(self, "original_length", "factor")
+        both = (*self.short_factor, *self.long_factor)
+        if len(self.short_factor) != len(self.long_factor) or not all(x > 0 for x in both):
+            raise ValueError(
+                "short_factor and long_factor must have a number above 0 for each pair of a head, "
+                f"got short_factor={self.short_factor}, long_factor={self.long_factor}. "
+                "Pass head_dim / 2 numbers in each."
+            )
+        if self.original_length < 2:
+            raise ValueError(
+                "LongRopeScaling.original_length must be above 1, got original_length="
+                f"{self.original_length}. Pass the context length before scaling."
+            )
+
+    @property
+    def turn_factor(self) -> float:
+        """Factor on cos and sin."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+
+
+Scaling = Llama3Scaling | LinearScaling | YarnScaling | DynamicScaling | LongRopeScaling
+# Scalings whose frequencies depend on the length of the whole sequence.
+BY_LENGTH = DynamicScaling, LongRopeScaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,3 +247,31 @@ class Rope:
 
     def __post_init__(self):
         positive(self, "theta")
+
+    @property
+    def limit(self) -> int | None:
+        """Longest sequence with one set of frequencies, in tokens. None: any length."""
+        return self.scaling.original_length if isinstance(self.scaling, BY_LENGTH) else None
+
+    def check_width(self, config: object, name: str) -> None:
+        """Checks that this rotates heads of a width.
+
+        Args:
+            config: The attention.
+            name: Its field with the number of rotated elements of a head.
+
+        Raises:
+            ValueError: The width is odd, too small for a growing base, or without a factor for each
+                pair.
+        """
+        even(config, name)
+        width, scaling = getattr(config, name), self.scaling
+        if isinstance(scaling, DynamicScaling) and width < 4:
+            raise ValueError(
+                f"DynamicScaling needs two pairs in a head, got {name}={width}. Use {name}=4."
+            )
+        if isinstance(scaling, LongRopeScaling) and 2 * len(scaling.short_factor) != width:
+            raise ValueError(
+                f"short_factor and long_factor must hold {name} / 2 numbers each, got "
+                f"{len(scaling.short_factor)} with {name}={width}. Pass {width // 2}."
+            )

@@ -17,7 +17,14 @@ from jaxtyping import Float, Int
 from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
 from dovetail_models.decoder import Decoder
 from dovetail_models.layer_config import ClampedGlu, Experts
-from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from dovetail_models.rope_config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 from dovetail_models.shard import WEIGHTS
 
 Params = Mapping[str, np.ndarray]
@@ -99,7 +106,7 @@ def _grouped(a: Attention, norm: Norm, params: Params, x, positions, segments) -
         q = _norm(norm, _under(params, "q_norm"), q)
         k = _norm(norm, _under(params, "k_norm"), k)
     if a.rope is not None:
-        q, k = _turned(q, a.rope, positions), _turned(k, a.rope, positions)
+        q, k = (_turned(x, a.rope, positions, segments) for x in (q, k))
     scale = a.head_dim**-0.5 if a.scale is None else a.scale
     shared = np.arange(a.heads) // (a.heads // a.kv_heads)
     sinks = params["sinks"] if a.sinks else np.full(a.heads, -np.inf)
@@ -121,8 +128,8 @@ def _latent(a: LatentAttention, params: Params, x, positions, segments) -> np.nd
     down = _linear(_under(params, "kv_a"), x)
     latent = _norm(eps, _under(params, "kv_norm"), down[:, : a.kv_rank])
     both = _linear(_under(params, "kv_b"), latent).reshape(len(x), a.heads, -1)
-    shared = _turned(down[:, None, a.kv_rank :], a.rope, positions)[:, 0]
-    turned = _turned(q[..., a.nope_dim :], a.rope, positions)
+    shared = _turned(down[:, None, a.kv_rank :], a.rope, positions, segments)[:, 0]
+    turned = _turned(q[..., a.nope_dim :], a.rope, positions, segments)
     scale = (a.nope_dim + a.rope_dim) ** -0.5
     if isinstance(a.rope.scaling, YarnScaling) and a.rope.scaling.mscale_all_dim:
         scale *= _magnitude(a.rope.scaling, a.rope.scaling.mscale_all_dim) ** 2
@@ -210,20 +217,26 @@ def _gated(kind, gate, up) -> np.ndarray:
     return gate / (1 + np.exp(-kind.alpha * gate)) * (up + 1)
 
 
-def _turned(x, rope: Rope, positions) -> np.ndarray:
+def _turned(x, rope: Rope, positions, segments) -> np.ndarray:
     """Rotates each RoPE pair of a head, as one complex number."""
     pairs = x.shape[-1] // 2
+    lengths = [int(positions[segments == s].max()) + 1 for s in segments]
     out = np.empty_like(x)
     for i in range(pairs):
         first, second = (2 * i, 2 * i + 1) if rope.interleaved else (i, i + pairs)
-        angle = positions * _frequency(rope, i, pairs)
+        angle = positions * [_frequency(rope, i, pairs, length) for length in lengths]
         turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle)[:, None]
         out[..., first], out[..., second] = turned.real, turned.imag
     return out * _turn_factor(rope)
 
 
-def _frequency(rope: Rope, i: int, pairs: int) -> float:
+def _frequency(rope: Rope, i: int, pairs: int, length: int) -> float:
     plain, s = rope.theta ** (-i / pairs), rope.scaling
+    if isinstance(s, DynamicScaling) and length > s.original_length:
+        growth = s.factor * length / s.original_length - s.factor + 1
+        return (rope.theta * growth ** (pairs / (pairs - 1))) ** (-i / pairs)
+    if isinstance(s, LongRopeScaling):
+        return plain / (s.long_factor if length > s.original_length else s.short_factor)[i]
     if isinstance(s, LinearScaling):
         return plain / s.factor
     if isinstance(s, Llama3Scaling):
@@ -239,17 +252,20 @@ def _frequency(rope: Rope, i: int, pairs: int) -> float:
         ]
         first, last = (math.floor(ends[0]), math.ceil(ends[1])) if s.truncate else ends
         first, last = max(first, 0), min(last, 2 * pairs - 1)
-        slow = min(max((i - first) / max(last - first, 0.001), 0.0), 1.0)
+        slow = min(max((i - first) / (last - first or 0.001), 0.0), 1.0)
         return slow * plain / s.factor + (1 - slow) * plain
     return plain
 
 
 def _turn_factor(rope: Rope) -> float:
     s = rope.scaling
-    if not isinstance(s, YarnScaling):
+    if not isinstance(s, YarnScaling | LongRopeScaling):
         return 1.0
     if s.attention_factor is not None:
         return s.attention_factor
+    if isinstance(s, LongRopeScaling):
+        stretched = max(s.factor, 1.0)
+        return math.sqrt(1 + math.log(stretched, s.original_length))
     if s.mscale and s.mscale_all_dim:
         return _magnitude(s, s.mscale) / _magnitude(s, s.mscale_all_dim)
     return _magnitude(s, 1.0)

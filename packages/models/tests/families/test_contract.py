@@ -16,11 +16,13 @@ import forced_devices
 import warm_start
 from dovetail_models import (
     ClampedGlu,
+    DynamicScaling,
     Experts,
     Groups,
     LatentAttention,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     Rope,
     YarnScaling,
     deepseek_v2,
@@ -126,6 +128,13 @@ CONFIGS = {
     ),
 }
 EVEN = {"vocab_size": 32, "embed": 16, "depth": 3, "heads": 4, "kv_heads": 2, "mlp": 8}
+# Sequences of 19 tokens are beyond the original length.
+BY_LENGTH = {
+    "dynamic": DynamicScaling(factor=2.5, original_length=16),
+    "longrope": LongRopeScaling(
+        short_factor=(1.0, 1.5), long_factor=(2.5, 9.0), original_length=16, factor=4.0
+    ),
+}
 every = pytest.mark.parametrize("name", CONFIGS)
 LENGTH, SPLIT = 19, 13  # beyond the windows and the original context of 16
 
@@ -166,6 +175,24 @@ def test_logits_are_those_of_the_papers_whole_scanned_and_cached(name, made, tok
     np.testing.assert_allclose(whole, want, rtol=0, atol=bound)
     np.testing.assert_allclose(cached, want, rtol=0, atol=bound)
     np.testing.assert_allclose(scanned, want, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_rope_follows_the_length_of_each_sequence(name, random_model, oracle):
+    config = llama(**SIZES, head_dim=4, rope_scaling=BY_LENGTH[name], max_length=16)
+    assert parse(describe(config)) == config
+    assert config.kv_length == 16
+    model, row = random_model(config), np.random.default_rng(6).integers(0, 29, (1, 32), np.int32)
+    segment_ids = np.array([[1] * 19 + [2] * 13], np.int32)
+    got = np.asarray(nnx.jit(lambda m, t, s: m(t, segment_ids=s))(model, row, segment_ids))
+    # float32 against float64, as above: the second segment is short, and packed beside a long one.
+    for alone in (slice(0, 19), slice(19, 32)):
+        want = oracle(model, row[:, alone])
+        np.testing.assert_allclose(got[:, alone], want, rtol=0, atol=2e-5 * np.abs(want).max())
+    kv, where = dense_kv(config, rows=1, length=32), np.arange(19)[None]
+    with pytest.raises(ValueError, match="Over a cache every position") as error:
+        model.features(row[:, :19], positions=where, kv=kv)
+    assert "got a position of 18 with original_length=16. Pass a shorter" in str(error.value)
 
 
 @every

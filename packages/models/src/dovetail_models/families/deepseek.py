@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common code of DeepSeek-V2 and V3: latent attention, small routed experts and a shared block."""
 
+import dataclasses
 from typing import Any
 
 from dovetail_models.config import Config, LatentAttention, Layer
 from dovetail_models.families import shape
-from dovetail_models.hf.rope import write_rope
+from dovetail_models.hf.rope import read_rope, write_rope
 from dovetail_models.hf.table import Keys, Table
 from dovetail_models.layer_config import Experts, Mlp
-from dovetail_models.rope_config import Rope
 
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
 _NAMES = {name: f"{name}_proj" for name in ("gate", "up", "down")}
@@ -62,13 +62,14 @@ def layers(
     )
 
 
-def read_sizes(keys: Keys, *, rope: Rope, max_length: int) -> dict[str, Any]:
+def read_sizes(keys: Keys, *, interleaved: bool, max_length: int, dense: int) -> dict[str, Any]:
     """Reads the builder arguments common to V2 and V3, except the experts, from config.json.
 
     Args:
         keys: The keys of config.json.
-        rope: RoPE of the attention.
+        interleaved: See `Rope`.
         max_length: Default of `max_position_embeddings`.
+        dense: Default of `first_k_dense_replace`.
 
     Returns:
         Arguments of the builder by name.
@@ -87,17 +88,19 @@ def read_sizes(keys: Keys, *, rope: Rope, max_length: int) -> dict[str, Any]:
             f"num_key_value_heads={kv_heads}, num_attention_heads={heads}. Correct config.json."
         )
     del sizes["head_dim"]
+    width = shape.count(keys, "qk_rope_head_dim")
+    rope = read_rope(keys, max_length=sizes["max_length"], width=width)
     attention = LatentAttention(
         heads=heads,
         q_rank=shape.count(keys, "q_lora_rank", required=False),
         kv_rank=shape.count(keys, "kv_lora_rank"),
         nope_dim=shape.count(keys, "qk_nope_head_dim"),
-        rope_dim=shape.count(keys, "qk_rope_head_dim"),
+        rope_dim=width,
         v_dim=shape.count(keys, "v_head_dim"),
-        rope=rope,
+        rope=dataclasses.replace(rope, interleaved=interleaved),
         bias=keys.take("attention_bias", False),
     )
-    return {**sizes, "attention": attention, "dense": keys.take("first_k_dense_replace", 0)}
+    return {**sizes, "attention": attention, "dense": keys.take("first_k_dense_replace", dense)}
 
 
 def read_experts(keys: Keys, *, scale: float, **options: Any) -> Experts:

@@ -7,12 +7,10 @@ the scale of the scores. The first k layers are dense. The selected weights are 
 sum. With `group_limited_greedy` a token goes to the groups with the best single experts.
 """
 
-import dataclasses
 from typing import Any
 
 from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
-from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys
 from dovetail_models.layer_config import Experts, Groups, Mlp
 
@@ -80,7 +78,6 @@ def _read(keys: Keys) -> Config:
     keys.expect("scoring_func", "softmax")
     # transformers reads this key and never uses it.
     keys.expect("norm_topk_prob", False)
-    rope = dataclasses.replace(read_rope(keys), interleaved=True)
     method = keys.take("topk_method", _GREEDY)
     if method not in (_GREEDY, _LIMITED):
         raise ValueError(
@@ -92,7 +89,7 @@ def _read(keys: Keys) -> Config:
         count, top_k = shape.count(keys, "n_group"), shape.count(keys, "topk_group")
         groups = Groups(count=count, top_k=top_k, score="max")
     return deepseek_v2(
-        **deepseek.read_sizes(keys, rope=rope, max_length=2048),
+        **deepseek.read_sizes(keys, interleaved=True, max_length=2048, dense=0),
         experts=deepseek.read_experts(keys, scale=1.0, normalise=False, groups=groups),
     )
 

@@ -8,12 +8,10 @@ and multiplied by 2.5. Files hold fp8 blocks with scales, and a layer for multi-
 this layer is left out.
 """
 
-import dataclasses
 from typing import Any
 
 from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
-from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Row
 from dovetail_models.layer_config import Experts, Groups, Mlp
 
@@ -85,11 +83,10 @@ def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["DeepseekV3ForCausalLM"])
     keys.expect("scoring_func", "sigmoid")
     keys.expect("topk_method", "noaux_tc")
-    rope = read_rope(keys)
-    rope = dataclasses.replace(rope, interleaved=keys.take("rope_interleave", True))
+    interleaved = keys.take("rope_interleave", True)
     count, top_k = shape.count(keys, "n_group"), shape.count(keys, "topk_group")
     return deepseek_v3(
-        **deepseek.read_sizes(keys, rope=rope, max_length=4096),
+        **deepseek.read_sizes(keys, interleaved=interleaved, max_length=4096, dense=3),
         experts=deepseek.read_experts(
             keys,
             scale=2.5,

@@ -16,7 +16,7 @@ from dovetail_models.families.gemma import GELU, norm
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Table
 from dovetail_models.layer_config import Mlp
-from dovetail_models.rope_config import Rope
+from dovetail_models.rope_config import Rope, Scaling
 
 _WINDOW = 4096  # without a key in config.json
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
@@ -47,6 +47,7 @@ def gemma2(
     score_cap: float | None = 50.0,
     logit_cap: float | None = 30.0,
     rope_theta: float = 10_000.0,
+    rope_scaling: Scaling | None = None,
     norm_eps: float = 1e-6,
     tie: bool = True,
     max_length: int = 8192,
@@ -69,6 +70,7 @@ def gemma2(
         score_cap: Soft cap c of the scores: `c tanh(scores / c)`. None: no cap.
         logit_cap: Soft cap of the logits. None: no cap.
         rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
         norm_eps: Epsilon of the norms.
         tie: Share the embedding with the output head.
         max_length: Context length of the trained model, in tokens. Nothing is cut to it.
@@ -86,7 +88,7 @@ def gemma2(
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
-        rope=Rope(theta=rope_theta),
+        rope=Rope(theta=rope_theta, scaling=rope_scaling),
         soft_cap=score_cap,
         scale=query_scalar**-0.5,
     )
@@ -162,10 +164,11 @@ def _whole(number: float) -> float | int:
 
 def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["Gemma2ForCausalLM"])
-    rope = read_rope(keys)
     sizes = read_sizes(keys, max_length=8192, logit_cap=30.0)
+    rope = read_rope(keys, max_length=sizes["max_length"], width=sizes["head_dim"])
+    ropes = {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
     sizes["score_cap"] = _cap(keys, "attn_logit_softcapping", 50.0)
-    return shape.with_kinds(keys, gemma2(**sizes, rope_theta=rope.theta), window=sizes["window"])
+    return shape.with_kinds(keys, gemma2(**sizes, **ropes), window=sizes["window"])
 
 
 def _write(config: Config) -> dict[str, Any]:

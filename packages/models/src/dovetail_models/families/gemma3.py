@@ -15,7 +15,7 @@ from dovetail_models.config import Attention, Config
 from dovetail_models.families import shape
 from dovetail_models.families.gemma import norm
 from dovetail_models.families.gemma2 import TABLE, read_sizes, write_sizes
-from dovetail_models.hf.rope import describe_scaling, parse_rope
+from dovetail_models.hf.rope import Outer, describe_scaling, parse_rope
 from dovetail_models.hf.table import Family, Keys
 from dovetail_models.layer_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
@@ -119,17 +119,22 @@ def _with_ropes(config: Config, *, full: Rope, local: float) -> Config:
 
 def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["Gemma3ForCausalLM"])
+    sizes = read_sizes(keys, max_length=131_072, logit_cap=None)
     full = {"rope_theta": keys.take("rope_theta", 1e6), **(keys.take("rope_scaling") or {})}
     local = {"rope_theta": keys.take("rope_local_base_freq", 1e4)}
     new = keys.take("rope_parameters") or {}
-    rope = parse_rope(full | new.get(shape.FULL, {}))
-    local_rope = parse_rope(local | new.get(shape.SLIDING, {}))
+    outer = Outer(max_length=sizes["max_length"], width=sizes["head_dim"])
+    # transformers looks for the flag outside the mapping of a kind of layer, and never finds it.
+    full = {**full, **new.get(shape.FULL, {}), "truncate": None}
+    rope, local_rope = (
+        parse_rope(full, outer),
+        parse_rope(local | new.get(shape.SLIDING, {}), outer),
+    )
     if local_rope.scaling is not None:
         raise ValueError(
             "RoPE of the windowed layers must not be stretched, got rope_parameters="
             f"{new}. No module here computes it; use the library that wrote the file."
         )
-    sizes = read_sizes(keys, max_length=131_072, logit_cap=None)
     pattern = shape.count(keys, "sliding_window_pattern", required=False) or 6
     ropes = {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
     config = gemma3(**sizes, **ropes, local_theta=local_rope.theta, pattern=pattern)

@@ -12,6 +12,7 @@ from typing import Any
 from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.ops import Identity, Interleaved
+from dovetail_models.hf.rope import describe_scaling
 from dovetail_models.hf.table import Family, Keys, Row, Table
 from dovetail_models.layer_config import ClampedGlu, Experts
 from dovetail_models.rope_config import Rope, Scaling, YarnScaling
@@ -32,6 +33,8 @@ _SINKS = Row(f"{_THEIRS}self_attn.sinks", f"{_OURS}attn.sinks", _SAME)
 GATE = ClampedGlu(limit=7.0, alpha=1.702)
 _WINDOW = 128
 YARN = YarnScaling(factor=32.0, original_length=4096, truncate=False)
+# That of a config.json without RoPE keys.
+_SCALED = describe_scaling(Rope(theta=150_000.0, scaling=YARN))
 
 
 def gpt_oss(
@@ -120,7 +123,9 @@ def _read(keys: Keys) -> Config:
     keys.take("experts_per_token")
     gate = ClampedGlu(limit=keys.take("swiglu_limit", 7.0), alpha=keys.take("swiglu_alpha", 1.702))
     config = gpt_oss(
-        **shape.read_shape(keys, theta=150_000.0, eps=1e-5, max_length=131_072, head_dim=64),
+        **shape.read_shape(
+            keys, theta=150_000.0, scaling=_SCALED, eps=1e-5, max_length=131_072, head_dim=64
+        ),
         experts=shape.count(keys, "num_local_experts"),
         top_k=shape.count(keys, "num_experts_per_tok"),
         window=window,

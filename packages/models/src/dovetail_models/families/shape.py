@@ -4,7 +4,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dovetail_models.config import Attention, Config, Layer
@@ -142,12 +142,19 @@ def layers(
     )
 
 
-def read_shape(keys: Keys, *, theta: float = 10_000.0, **options: Any) -> dict[str, Any]:
+def read_shape(
+    keys: Keys,
+    *,
+    theta: float = 10_000.0,
+    scaling: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """Reads the arguments of `read_sizes` and one RoPE for all layers.
 
     Args:
         keys: The keys of config.json.
         theta: Default of `rope_theta`.
+        scaling: Scaling of a config.json that names none. None: no scaling.
         **options: Options of `read_sizes`.
 
     Returns:
@@ -156,8 +163,11 @@ def read_shape(keys: Keys, *, theta: float = 10_000.0, **options: Any) -> dict[s
     Raises:
         ValueError: A key is missing or has a wrong value.
     """
-    rope = read_rope(keys, default_theta=theta)
-    return {**read_sizes(keys, **options), "rope_theta": rope.theta, "rope_scaling": rope.scaling}
+    sizes = read_sizes(keys, **options)
+    width = sizes["head_dim"] or sizes["embed"] // sizes["heads"]
+    options = {"max_length": sizes["max_length"], "width": width, "default": scaling}
+    rope = read_rope(keys, default_theta=theta, **options)
+    return {**sizes, "rope_theta": rope.theta, "rope_scaling": rope.scaling}
 
 
 def read_sizes(

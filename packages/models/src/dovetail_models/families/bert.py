@@ -20,6 +20,11 @@ from dovetail_models.hf.table import Family, Keys, Row, Table
 from dovetail_models.layer_config import Activation
 
 _THEIRS, _OURS = "encoder.layer.{i}.", "layers.{i}."
+# Google's multilingual files describe a pooler; transformers reads none of it.
+_UNREAD = frozenset(
+    {"directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"}
+    | {"pooler_size_per_head", "pooler_type"}
+)
 _LINEAR = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
@@ -137,7 +142,7 @@ FAMILY = Family(
     write=_write,
     table=_TABLE,
     layouts=(_OLD, tower.prefixed("bert.", _TABLE), tower.prefixed("bert.", _OLD)),
-    inert=tower.INERT,
+    inert=tower.INERT | _UNREAD,
     tied=None,
     buffers=("*embeddings.position_ids", "*embeddings.token_type_ids"),
     dropped=lambda config: ("cls.*",),

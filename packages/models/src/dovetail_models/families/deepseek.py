@@ -38,10 +38,8 @@ _SHARED: Table = tuple(
 _APART, _FUSED = shape.experts(f"{_THEIRS}mlp.gate", _NAMES, stacked=f"{_THEIRS}mlp.experts.{{e}}")
 _REST: Table = (*shape.OUTER, *shape.NORMS, *_LATENT, *shape.MLP, *_SHARED)
 TABLE, FUSED = (*_REST, *_APART), (*_REST, *_FUSED)
-# Sizes that follow from others, training options, and the authors' number of processes.
-INERT = shape.INERT | shape.INERT_EXPERTS
-INERT |= {"aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "qk_head_dim"}
-INERT |= {"seq_aux"}
+# The layers for it are dropped, or not there.
+INERT = frozenset({"num_nextn_predict_layers"})
 
 
 def layers(

@@ -74,7 +74,7 @@ def deepseek_v2(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["DeepseekV2ForCausalLM"])
+    keys.expect("architectures", ["DeepseekV2ForCausalLM"], ["DeepseekV2Model"])
     keys.expect("scoring_func", "softmax")
     # transformers reads this key and never uses it.
     keys.expect("norm_topk_prob", False)

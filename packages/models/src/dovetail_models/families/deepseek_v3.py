@@ -80,7 +80,7 @@ def deepseek_v3(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["DeepseekV3ForCausalLM"])
+    keys.expect("architectures", ["DeepseekV3ForCausalLM"], ["DeepseekV3Model"])
     keys.expect("scoring_func", "sigmoid")
     keys.expect("topk_method", "noaux_tc")
     interleaved = keys.take("rope_interleave", True)

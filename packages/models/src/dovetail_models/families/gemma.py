@@ -85,12 +85,13 @@ def norm(eps: float) -> Norm:
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["GemmaForCausalLM"])
+    keys.expect("architectures", ["GemmaForCausalLM"], ["GemmaModel"])
     keys.expect("hidden_act", GELU, "gelu")
     keys.expect("hidden_activation", GELU)
     keys.expect("attention_bias", False)
     keys.expect("use_bidirectional_attention", False)
-    return gemma(**shape.read_shape(keys, tie=True, max_length=8192, head_dim=256))
+    config = gemma(**shape.read_shape(keys, tie=True, max_length=8192, head_dim=256))
+    return shape.all_full(keys, config)
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -103,4 +104,4 @@ def _write(config: Config) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(read=_read, write=_write, table=shape.TABLE, inert=shape.INERT, tied=shape.TIED)
+FAMILY = Family(read=_read, write=_write, table=shape.TABLE, tied=shape.TIED)

@@ -163,10 +163,12 @@ def _whole(number: float) -> float | int:
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Gemma2ForCausalLM"])
+    keys.expect("architectures", ["Gemma2ForCausalLM"], ["Gemma2Model"])
     sizes = read_sizes(keys, max_length=8192, logit_cap=30.0)
     rope = read_rope(keys, max_length=sizes["max_length"], width=sizes["head_dim"])
     ropes = {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
+    # The first files hold the window twice.
+    keys.expect("sliding_window_size", sizes["window"])
     sizes["score_cap"] = _cap(keys, "attn_logit_softcapping", 50.0)
     return shape.with_kinds(keys, gemma2(**sizes, **ropes), window=sizes["window"])
 
@@ -182,6 +184,5 @@ FAMILY = Family(
     read=_read,
     write=_write,
     table=TABLE,
-    inert=shape.INERT,
     tied=shape.TIED,
 )

@@ -20,8 +20,7 @@ from dovetail_models.hf.table import Family, Keys
 from dovetail_models.layer_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
 
-_INERT = shape.INERT | {"_sliding_window_pattern", "cache_implementation"}
-_INERT |= {"attn_logit_softcapping"}
+_INERT = frozenset({"_sliding_window_pattern", "attn_logit_softcapping"})
 
 
 def gemma3(
@@ -118,7 +117,7 @@ def _with_ropes(config: Config, *, full: Rope, local: float) -> Config:
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Gemma3ForCausalLM"])
+    keys.expect("architectures", ["Gemma3ForCausalLM"], ["Gemma3TextModel"])
     sizes = read_sizes(keys, max_length=131_072, logit_cap=None)
     full = {"rope_theta": keys.take("rope_theta", 1e6), **(keys.take("rope_scaling") or {})}
     local = {"rope_theta": keys.take("rope_local_base_freq", 1e4)}

@@ -47,10 +47,8 @@ _TABLE: Table = (
     *_conv("h.{i}.mlp.c_fc", "layers.{i}.mlp.up"),
     *_conv("h.{i}.mlp.c_proj", "layers.{i}.mlp.down"),
 )
-_DROPOUT = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"}
 # Upcasts scores to float32, as every attention here does.
 _UPCAST = "reorder_and_upcast_attn"
-_SUMMARY = {"summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj"}
 
 
 def gpt2(
@@ -105,7 +103,7 @@ def gpt2(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["GPT2LMHeadModel"])
+    keys.expect("architectures", ["GPT2LMHeadModel"], ["GPT2Model"])
     keys.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
     keys.expect("scale_attn_weights", True)
     keys.expect("scale_attn_by_inverse_layer_idx", False)
@@ -149,7 +147,7 @@ FAMILY = Family(
     write=_write,
     table=_TABLE,
     prefix="transformer.",
-    inert=shape.INERT | _DROPOUT | _SUMMARY | {_UPCAST, "n_ctx", "task_specific_params"},
+    inert=frozenset({_UPCAST}),
     tied=("lm_head.weight", "wte.weight"),
     rope=False,
     buffers=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),

@@ -116,7 +116,7 @@ def gpt_oss(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["GptOssForCausalLM"])
+    keys.expect("architectures", ["GptOssForCausalLM"], ["GptOssModel"])
     keys.expect("hidden_act", "silu")
     window = shape.read_window(keys, default=_WINDOW)
     # The published files hold it twice.
@@ -161,7 +161,6 @@ FAMILY = Family(
     read=_read,
     write=_write,
     table=(*shape.OUTER, *shape.NORMS, *shape.ATTENTION, _SINKS, *_EXPERTS),
-    inert=shape.INERT | shape.INERT_EXPERTS | {"initial_context_length"},
     tied=shape.TIED,
     blocks=(Experts,),
 )

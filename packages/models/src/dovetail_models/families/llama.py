@@ -81,13 +81,14 @@ def llama(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["LlamaForCausalLM"])
+    keys.expect("architectures", ["LlamaForCausalLM"], ["LlamaModel"], ["LLaMAForCausalLM"])
     keys.expect("hidden_act", "silu")
-    return llama(
+    config = llama(
         **shape.read_shape(keys, max_length=2048, kv_required=False),
         attention_bias=keys.take("attention_bias", False),
         mlp_bias=keys.take("mlp_bias", False),
     )
+    return shape.all_full(keys, config)
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -105,7 +106,6 @@ FAMILY = Family(
     read=_read,
     write=_write,
     table=shape.TABLE,
-    inert=shape.INERT,
     tied=shape.TIED,
     buffers=("model.layers.{i}.self_attn.rotary_emb.inv_freq",),
 )

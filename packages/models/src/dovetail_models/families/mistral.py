@@ -77,10 +77,12 @@ def mistral(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["MistralForCausalLM"])
+    keys.expect("architectures", ["MistralForCausalLM"], ["MistralModel"])
     keys.expect("hidden_act", "silu")
     window = shape.read_window(keys, default=4096)
-    return mistral(**shape.read_shape(keys, max_length=131_072), window=window)
+    config = mistral(**shape.read_shape(keys, max_length=131_072), window=window)
+    # transformers opens such a model as a Ministral, which differs in nothing else.
+    return shape.with_kinds(keys, config, window=window)
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -92,4 +94,4 @@ def _write(config: Config) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(read=_read, write=_write, table=shape.TABLE, inert=shape.INERT, tied=shape.TIED)
+FAMILY = Family(read=_read, write=_write, table=shape.TABLE, tied=shape.TIED)

@@ -92,16 +92,17 @@ def mixtral(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["MixtralForCausalLM"])
+    keys.expect("architectures", ["MixtralForCausalLM"], ["MixtralModel"])
     keys.expect("hidden_act", "silu")
     # Noise on the router's input while training.
     keys.expect("router_jitter_noise", 0.0)
-    return mixtral(
+    config = mixtral(
         **shape.read_shape(keys, theta=1e6, eps=1e-5, max_length=131_072),
         experts=shape.count(keys, "num_local_experts"),
         top_k=shape.count(keys, "num_experts_per_tok"),
         window=shape.read_window(keys, default=None),
     )
+    return shape.all_full(keys, config)
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -122,7 +123,6 @@ FAMILY = Family(
     write=_write,
     table=(*_REST, *_APART),
     layouts=((*_REST, *_FUSED),),
-    inert=shape.INERT | shape.INERT_EXPERTS,
     tied=shape.TIED,
     blocks=(Experts,),
 )

@@ -101,7 +101,9 @@ def write_windows(config: Config) -> dict[str, Any]:
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Qwen2ForCausalLM"])
+    keys.expect("architectures", ["Qwen2ForCausalLM"], ["Qwen2Model"])
+    # q, k and v have biases, whatever this says.
+    keys.take("attention_bias")
     keys.expect("hidden_act", "silu")
     return with_windows(keys, qwen2(**shape.read_shape(keys, max_length=32_768)))
 
@@ -119,6 +121,6 @@ FAMILY = Family(
     read=_read,
     write=_write,
     table=shape.TABLE,
-    inert=shape.INERT | {"sliding_window", "max_window_layers", "use_mrope"},
+    inert=frozenset({"sliding_window"}),
     tied=shape.TIED,
 )

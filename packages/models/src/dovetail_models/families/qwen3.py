@@ -81,7 +81,8 @@ def qwen3(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Qwen3ForCausalLM"])
+    keys.expect("architectures", ["Qwen3ForCausalLM"], ["Qwen3Model"])
+    keys.expect("use_qk_norm", True)
     keys.expect("hidden_act", "silu")
     sizes = shape.read_shape(keys, max_length=32_768, head_dim=128)
     return with_windows(keys, qwen3(**sizes, attention_bias=keys.take("attention_bias", False)))
@@ -102,6 +103,6 @@ FAMILY = Family(
     read=_read,
     write=_write,
     table=(*shape.TABLE, *shape.QK_NORMS),
-    inert=shape.INERT | {"sliding_window", "max_window_layers"},
+    inert=frozenset({"sliding_window"}),
     tied=shape.TIED,
 )

@@ -36,7 +36,7 @@ def qwen3_moe(
     dense: tuple[int, ...] = (),
     dense_mlp: int | None = None,
     kv_heads: int | None = None,
-    head_dim: int = 128,
+    head_dim: int | None = 128,
     window: int | None = None,
     rope_theta: float = 1_000_000.0,
     rope_scaling: Scaling | None = None,
@@ -60,7 +60,7 @@ def qwen3_moe(
         dense: Indices of layers with a dense feed-forward block.
         dense_mlp: Hidden units of a dense block. Required with `dense`.
         kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
-        head_dim: Width of a head; even.
+        head_dim: Width of a head; even. None: `embed // heads`.
         window: Number of positions a query sees, itself included. None: all.
         rope_theta: Base of the RoPE frequencies.
         rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
@@ -110,7 +110,8 @@ def qwen3_moe(
 
 
 def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Qwen3MoeForCausalLM"])
+    keys.expect("architectures", ["Qwen3MoeForCausalLM"], ["Qwen3MoeModel"])
+    keys.expect("use_qk_norm", True)
     keys.expect("hidden_act", "silu")
     sizes = shape.read_shape(keys, max_length=32_768, head_dim=keys.take("head_dim"))
     dense_mlp = sizes.pop("mlp")
@@ -126,7 +127,7 @@ def _read(keys: Keys) -> Config:
             "num_experts and num_local_experts must be the same, got "
             f"num_experts={old}, num_local_experts={count}. Remove the wrong one from config.json."
         )
-    return qwen3_moe(
+    config = qwen3_moe(
         **sizes,
         mlp=shape.count(keys, "moe_intermediate_size"),
         experts=count,
@@ -137,6 +138,7 @@ def _read(keys: Keys) -> Config:
         window=window if keys.take("use_sliding_window", False) else None,
         attention_bias=keys.take("attention_bias", False),
     )
+    return shape.all_full(keys, config)
 
 
 def _write(config: Config) -> dict[str, Any]:
@@ -166,7 +168,6 @@ FAMILY = Family(
     write=_write,
     table=(*_REST, *shape.MLP, *_APART),
     layouts=((*_REST, *shape.MLP, *_FUSED),),
-    inert=shape.INERT | shape.INERT_EXPERTS | {"max_window_layers"},
     tied=shape.TIED,
     blocks=(Mlp, Experts),
 )

@@ -16,16 +16,6 @@ from dovetail_models.layer_config import Experts, Mlp
 SAME, TURN = Identity(), Transpose()
 FULL, SLIDING = "full_attention", "sliding_attention"
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
-# Keys without effect on the logits: token ids, settings of generation and of the library, and
-# pretraining_tp (it changes only the order of sums).
-INERT = frozenset(
-    {"_name_or_path", "auto_map", "bos_token_id", "chunk_size_feed_forward", "eos_token_id"}
-    | {"id2label", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states"}
-    | {"pad_token_id", "pretraining_tp", "problem_type", "return_dict", "transformers_version"}
-    | {"use_cache"}
-)
-# Keys of the auxiliary loss of a mixture of experts.
-INERT_EXPERTS = frozenset({"output_router_logits", "router_aux_loss_coef"})
 
 
 def linear(theirs: str, ours: str) -> Table:
@@ -332,6 +322,15 @@ def with_kinds(keys: Keys, config: Config, *, window: int | None) -> Config:
     """
     windows = read_windows(keys, len(config.layers), window=window, default=kinds(config))
     return with_windows(config, windows)
+
+
+def all_full(keys: Keys, config: Config) -> Config:
+    """Returns `config`, after reading a `layer_types` of full layers alone if it has no window.
+
+    Raises:
+        ValueError: `layer_types` names another kind.
+    """
+    return config if first_window(config) else with_kinds(keys, config, window=None)
 
 
 def with_windows(config: Config, windows: Sequence[int | None]) -> Config:

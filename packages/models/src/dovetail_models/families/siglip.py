@@ -20,6 +20,7 @@ _TABLE: Table = (
     Row("logit_scale", "logit_scale", shape.SAME),
     Row("logit_bias", "logit_bias", shape.SAME),
 )
+_INNER = {"text": tower.INERT, "vision": siglip_vision.INERT}
 
 
 def siglip(*, text: TextConfig, vision: VisionConfig) -> DualConfig:
@@ -53,7 +54,7 @@ def _read(keys: Keys) -> DualConfig:
         for kept in ("dtype", "torch_dtype"):
             inner.take(kept)
         config = read(inner)
-        towers[name] = dataclasses.replace(config, extra=inner.extra(tower.INERT, inner.allow))
+        towers[name] = dataclasses.replace(config, extra=inner.extra(_INNER[name], inner.allow))
     return siglip(**towers)
 
 
@@ -74,7 +75,7 @@ FAMILY = Family(
     read=_read,
     write=_write,
     table=_TABLE,
-    inert=tower.INERT | {"initializer_factor"},
+    inert=tower.INERT,
     tied=None,
     buffers=("*embeddings.position_ids",),
 )

@@ -115,12 +115,14 @@ def write(config: VisionConfig) -> dict[str, Any]:
     }
 
 
+# The published vision models of PaliGemma carry keys of its projector.
+INERT = tower.INERT | {"num_image_tokens", "projection_dim", "projector_hidden_act"}
 FAMILY = Family(
     read=read,
     write=write,
     table=TABLE,
     layouts=(tower.prefixed("vision_model.", TABLE),),
-    inert=tower.INERT,
+    inert=INERT,
     tied=None,
     buffers=("*embeddings.position_ids",),
 )

@@ -14,12 +14,8 @@ from dovetail_models.hf.table import Keys, Row, Table
 from dovetail_models.layer_config import Activation, Mlp
 
 _log = logging.getLogger(__name__)
-# These keys set dropout, a training option; it is not computed here.
-DROPOUT = frozenset(
-    {"attention_dropout", "attention_probs_dropout_prob", "classifier_dropout"}
-    | {"hidden_dropout_prob"}
-)
-INERT = shape.INERT | DROPOUT | {"gradient_checkpointing", "tie_word_embeddings"}
+# Dropout, a training option, is not computed here; no encoder has a head to tie.
+INERT = frozenset({"attention_dropout", "tie_word_embeddings"})
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",

@@ -166,7 +166,7 @@ FAMILY = Family(
     write=_write,
     table=_PLAIN,
     layouts=(_LABELLED, tower.prefixed("vit.", _PLAIN)),
-    inert=tower.INERT | {"encoder_stride", "num_labels"},
+    inert=tower.INERT | {"encoder_stride"},
     tied=None,
     fit=tower.fit_pooler,
 )

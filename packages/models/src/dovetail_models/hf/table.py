@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail_models.build import AnyConfig
 from dovetail_models.config import Attention
+from dovetail_models.hf.harmless import is_harmless
 from dovetail_models.hf.ops import Op
 from dovetail_models.layer_config import Mlp
 
@@ -53,7 +54,7 @@ class Family:
             so a layout is written only if `table` lacks one.
         prefix: Prefix of every tensor name except the head's, `tied[0]`. Tables leave it out; files
             may.
-        inert: config.json keys without effect on the computation.
+        inert: config.json keys without effect in this family alone; `HARMLESS` has those of all.
         tied: Names of a redundant copy of the embedding and of the embedding, which must be equal.
             None: no tied head.
         buffers: Patterns of tensors without a parameter in the model, such as masks. Ignored.
@@ -71,8 +72,8 @@ class Family:
     table: Table
     layouts: tuple[Table, ...] = ()
     prefix: str = ""
-    inert: frozenset[str]
     tied: tuple[str, str] | None
+    inert: frozenset[str] = frozenset()
     buffers: tuple[str, ...] = ()
     dropped: Callable[[Any], tuple[str, ...]] = lambda config: ()
     attention: type = Attention
@@ -229,13 +230,18 @@ class Keys:
         """Returns the keys not taken, with their values as JSON text.
 
         Args:
-            inert: Keys without effect on the computation.
+            inert: Keys without effect in the family.
             allow: Unknown keys to accept.
 
         Raises:
-            ValueError: A key is neither inert nor allowed.
+            ValueError: A key is neither inert nor allowed, nor harmless in any family.
         """
-        unknown = sorted(set(self._rest) - inert - set(allow))
+        known = inert | set(allow)
+        unknown = sorted(
+            name
+            for name, value in self._rest.items()
+            if name not in known and not is_harmless(name, value)
+        )
         if unknown:
             listed = ", ".join(f"{name}={self._rest[name]!r}" for name in unknown)
             raise ValueError(

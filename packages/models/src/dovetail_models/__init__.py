@@ -13,7 +13,7 @@
     (1, 3, 64)
 
 - Models: `init`, `abstract`, `Decoder`, `TextEncoder`, `VisionEncoder`, `DualEncoder`
-- Files: `load`, `load_encoder`, `save`, `explain`, `generation_defaults`
+- Files: `load`, `load_encoder`, `save`, `explain`, `accepting`, `generation_defaults`
 - Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
   `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
 - Families of encoders: `bert`, `vit`, `siglip` of `siglip_text` and `siglip_vision`
@@ -65,6 +65,7 @@ from dovetail_models.families.siglip_vision import siglip_vision
 from dovetail_models.families.vit import vit
 from dovetail_models.flops import active, flops, kv_bytes, size
 from dovetail_models.generation import GenerationDefaults, generation_defaults
+from dovetail_models.hf.accept import accepting
 from dovetail_models.hf.explain import explain
 from dovetail_models.hf.load import load, load_encoder
 from dovetail_models.hf.save import save
@@ -106,6 +107,7 @@ __all__ = [  # noqa: RUF022, by topic
     "explain",
     "generation_defaults",
     "GenerationDefaults",
+    "accepting",
     # Families of decoders
     "llama",
     "qwen2",

@@ -85,6 +85,7 @@ def abstract(
     mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
+    ignore: tuple[str, ...] = ...,
 ) -> Decoder: ...
 @overload
 def abstract(
@@ -93,6 +94,7 @@ def abstract(
     mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
+    ignore: tuple[str, ...] = ...,
 ) -> TextEncoder: ...
 @overload
 def abstract(
@@ -101,6 +103,7 @@ def abstract(
     mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
+    ignore: tuple[str, ...] = ...,
 ) -> VisionEncoder: ...
 @overload
 def abstract(
@@ -109,6 +112,7 @@ def abstract(
     mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
+    ignore: tuple[str, ...] = ...,
 ) -> DualEncoder: ...
 @overload
 def abstract(
@@ -117,6 +121,7 @@ def abstract(
     mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
+    ignore: tuple[str, ...] = ...,
 ) -> Any: ...
 def abstract(
     path_or_config: str | Path | AnyConfig,
@@ -124,6 +129,7 @@ def abstract(
     mesh: Mesh | AbstractMesh | None = None,
     rules: Rules | None = None,
     allow: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
 ) -> Any:
     """Returns a model with a `jax.ShapeDtypeStruct` for each parameter.
 
@@ -135,6 +141,7 @@ def abstract(
         mesh: Placement; each struct then has its sharding. May be abstract. None: no sharding.
         rules: Placement rules; see `shardings`. None: `RULES`.
         allow: Unknown config.json keys to accept.
+        ignore: Patterns of extra tensors to leave out, as for `load`.
 
     Returns:
         The model. Its structs have the dtypes of the files, or float32 for a configuration.
@@ -151,7 +158,7 @@ def abstract(
         (16, 64)
     """
     if isinstance(path_or_config, str | Path):
-        model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
+        model, _ = plan(Path(path_or_config), rules=rules, allow=allow, ignore=ignore)
     else:
         model = outline(path_or_config, rules=rules)
     place_on(model, mesh, rules)

@@ -62,7 +62,12 @@ def test_what_an_old_config_leaves_out_has_transformers_defaults():
 
 
 @pytest.mark.parametrize(
-    "key", [{"hidden_act": "gelu"}, {"attention_dropout": 0.1}, {"architectures": ["LlamaModel"]}]
+    "key",
+    [
+        {"hidden_act": "gelu"},
+        {"attention_dropout": 0.1},
+        {"architectures": ["LlamaForSequenceClassification"]},
+    ],
 )
 def test_what_no_module_computes_is_refused(key):
     with pytest.raises(ValueError, match="must be one of"):

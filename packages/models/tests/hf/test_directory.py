@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dovetail_models import abstract, load
 from dovetail_models.hf.directory import INDEX_FILE, read_config, read_specs
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -54,6 +55,61 @@ def test_an_index_names_files_beside_it(tmp_path, index, got):
     assert "Fetch the index again" in str(error.value)
 
 
+def test_a_whole_file_wins_over_a_stale_index_as_in_transformers(tmp_path):
+    fill(tmp_path, {"model.safetensors": ["x"]}, {"weight_map": {"y": "gone.safetensors"}})
+    assert list(read_specs(tmp_path)) == ["x"]
+
+
+SIZES = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4}
+SIZES |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+KEYS = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES})
+ENCODER = json.dumps({"model_type": "bert", "architectures": ["BertModel"], **SIZES})
+
+
+@pytest.mark.parametrize(
+    "files, lines",
+    [
+        (
+            {"config.json": KEYS, "pytorch_model.bin": ""},
+            ["AutoModelForCausalLM.from_pretrained({path!r}).save_pretrained({out!r})"],
+        ),
+        (
+            {"config.json": ENCODER, "pytorch_model-00001-of-00002.bin": ""},
+            ["import AutoTokenizer, BertModel", "BertModel.from_pretrained({path!r}).save"],
+        ),
+        (
+            {"m.Q4_K_M.gguf": ""},
+            [
+                "AutoModelForCausalLM.from_pretrained({path!r}, gguf_file='m.Q4_K_M.gguf')",
+                "AutoTokenizer.from_pretrained({path!r}, gguf_file='m.Q4_K_M.gguf')",
+            ],
+        ),
+        ({"config.json": KEYS, "m.gguf": ""}, ["{path!r}, gguf_file='m.gguf'", "torch and gguf"]),
+        ({"config.json": KEYS, "tf_model.h5": ""}, ["{path!r}, from_tf=True", "transformers<5"]),
+        ({"config.json": KEYS, "flax_model.msgpack": ""}, ["{path!r}, from_flax=True"]),
+        ({"consolidated.00.pth": "", "params.json": "{}"}, ["--input_dir {path} --output_dir"]),
+    ],
+)
+def test_weights_in_another_format_are_answered_with_lines_to_type(tmp_path, files, lines):
+    path = tmp_path / "m"
+    path.mkdir()
+    for name, text in files.items():
+        (path / name).write_text(text)
+    with pytest.raises(FileNotFoundError, match="got") as error:
+        abstract(path)
+    out = f"{path}-safetensors"
+    assert f"{str(path)!r}" in str(error.value)
+    for line in lines:
+        assert line.format(path=str(path), out=out) in str(error.value)
+    assert str(error.value).endswith(f"pass {out!r}.")
+
+
+def test_a_gguf_file_is_answered_too(tmp_path):
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(FileNotFoundError, match=r"gguf_file='m\.gguf'"):
+        load(tmp_path / "m.gguf")
+
+
 def test_an_index_that_names_a_missing_file_is_refused(tmp_path):
     fill(tmp_path, {"a": ["x"]}, {"weight_map": {"x": "a", "y": "b", "z": "c"}})
     with pytest.raises(FileNotFoundError, match="must hold a, b, c, got") as error:
@@ -81,7 +137,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1, "a": 2}', "\xff"])
 @pytest.mark.parametrize("name", ["config.json", INDEX_FILE])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, name, text):
-    fill(tmp_path, {"model.safetensors": ["x"]})
+    fill(tmp_path, {"a.safetensors": ["x"]})
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=f"{name} must be a JSON object, got") as error:
         read_config(tmp_path) if name == "config.json" else read_specs(tmp_path)

@@ -11,6 +11,7 @@ from dovetail_models.build import AnyConfig
 from dovetail_models.config import Attention, Config
 from dovetail_models.encoder_config import DualConfig
 from dovetail_models.families import FAMILIES
+from dovetail_models.hf.accept import accepted
 from dovetail_models.hf.table import Family, Keys, near
 
 
@@ -19,11 +20,12 @@ def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfi
 
     Args:
         values: The keys and their values.
-        allow: Unknown keys to accept.
+        allow: Unknown keys to accept, beside those of `accepting`.
 
     Raises:
         ValueError: The family or a key is unknown, or a key has a wrong value.
     """
+    allow = (*allow, *accepted().allow)
     keys = Keys(values, allow=allow)
     kind = keys.take("model_type", required=True)
     if kind not in FAMILIES:

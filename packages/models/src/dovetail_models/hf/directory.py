@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_models.hf import safetensors
+from dovetail_models.hf.foreign import conversion
 from dovetail_models.hf.safetensors import Spec
 from dovetail_models.hf.table import listed
 
@@ -23,9 +24,10 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: The file is not a JSON object.
     """
     if not (path / CONFIG_FILE).is_file():
+        remedy = conversion(path) or "Pass the directory that save or save_pretrained wrote."
         raise FileNotFoundError(
             f"A model is a directory with config.json and *.safetensors, got path={str(path)!r}. "
-            "Pass the directory that save or save_pretrained wrote."
+            f"{remedy}"
         )
     return _json(path / CONFIG_FILE)
 
@@ -42,6 +44,8 @@ def read_generation(path: Path) -> dict[str, Any]:
 def read_specs(path: Path) -> dict[str, Spec]:
     """Reads the specs of all tensors from the file headers.
 
+    As in transformers, a model.safetensors is the whole model, and an index beside it is not read.
+
     Raises:
         FileNotFoundError: A file is missing.
         ValueError: A file is damaged, two files hold one tensor, or the index does not fit its
@@ -51,10 +55,10 @@ def read_specs(path: Path) -> dict[str, Spec]:
     files = sorted(set(where.values())) or [WEIGHTS_FILE]
     missing = [name for name in files if not (path / name).is_file()]
     if missing:
+        remedy = (None if where else conversion(path)) or "Fetch those files."
         raise FileNotFoundError(
             f"The directory must hold {listed(files)}, got {str(path)!r} without "
-            f"{listed(missing)}. Fetch those files; weights in another format have to be "
-            "converted to safetensors first."
+            f"{listed(missing)}. {remedy}"
         )
     specs: dict[str, Spec] = {}
     for file in files:
@@ -76,8 +80,8 @@ def read_specs(path: Path) -> dict[str, Spec]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    """Returns {tensor: file} from the index, or {} without an index."""
-    if not (path / INDEX_FILE).is_file():
+    """Returns {tensor: file} from the index, or {} without an index that counts."""
+    if (path / WEIGHTS_FILE).is_file() or not (path / INDEX_FILE).is_file():
         return {}
     where = _json(path / INDEX_FILE).get("weight_map")
     if not isinstance(where, dict) or not where or not all(map(_is_plain, where.values())):

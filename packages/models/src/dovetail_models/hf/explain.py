@@ -90,6 +90,7 @@ def explain(
     mesh: Mesh | AbstractMesh | None = None,
     rules: Rules | None = None,
     allow: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
 ) -> Plan:
     """Lists how `load` fills each leaf of a model and places it on `mesh`.
 
@@ -100,6 +101,7 @@ def explain(
         mesh: Mesh of the placement. None: the default device.
         rules: Placement rules; see `shardings`. None: `RULES`.
         allow: Unknown config.json keys to accept.
+        ignore: Patterns of extra tensors to leave out, as for `load`.
 
     Returns:
         The plan. Print it as a table.
@@ -119,7 +121,7 @@ def explain(
         >>> plan.lines[0].tensors, plan.parameters
         ('model.embed_tokens.weight', 4656)
     """
-    model, matched = plan(Path(path), rules=rules, allow=allow)
+    model, matched = plan(Path(path), rules=rules, allow=allow, ignore=ignore)
     structs = nnx.to_flat_state(nnx.state(model, WEIGHTS))
     places = [None] * len(structs)
     if mesh is not None:

@@ -26,9 +26,10 @@ from dovetail_models.encoder import TextEncoder
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
-from dovetail_models.hf.match import Leaf, Matched, match
+from dovetail_models.hf.match import Leaf, Matched, match, without
 from dovetail_models.hf.stream import fill
 from dovetail_models.hf.tensors import decode
+from dovetail_models.hub import resolve
 from dovetail_models.shard import WEIGHTS, Rules, keeps_dtype
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
@@ -43,6 +44,7 @@ def load(
     rules: Rules | None = None,
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
 ) -> Decoder:
     """Loads the decoder of a Hugging Face directory (config.json, *.safetensors).
 
@@ -51,12 +53,14 @@ def load(
     the rows of a padded vocabulary.
 
     Args:
-        path: The directory.
+        path: The directory, or a Hub id `org/name` or `org/name@revision`; see `hub.resolve`.
         mesh: Placement of the parameters. None: the default device, uncommitted.
         rules: Placement rules; see `shardings`. None: `RULES`.
         dtype: Dtype of the parameters. None: as in the files. The selection bias of a router stays
             float32 in any case.
         allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
+        ignore: Patterns of extra tensors to leave out with a warning, such as
+            "**.rotary_emb.inv_freq".
 
     Returns:
         The decoder.
@@ -78,6 +82,7 @@ def load(
         dtype(bfloat16)
     """
     options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
+    options["ignore"] = ignore
     return _read(Path(path), decoder=True, **options)
 
 
@@ -88,6 +93,7 @@ def load_encoder(
     rules: Rules | None = None,
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
 ) -> TextEncoder | VisionEncoder | DualEncoder:
     """Loads the encoder of a Hugging Face directory: BERT, ViT or SigLIP.
 
@@ -95,11 +101,13 @@ def load_encoder(
     (`1_Pooling/config.json`) and the normalisation of images (preprocessor_config.json) yourself.
 
     Args:
-        path: The directory.
+        path: The directory, or a Hub id `org/name` or `org/name@revision`; see `hub.resolve`.
         mesh: Placement of the parameters. None: the default device, uncommitted.
         rules: Placement rules; see `shardings`. None: `RULES`.
         dtype: Dtype of the parameters. None: as in the files.
         allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
+        ignore: Patterns of extra tensors to leave out with a warning, such as
+            "**.rotary_emb.inv_freq".
 
     Returns:
         The encoder.
@@ -119,6 +127,7 @@ def load_encoder(
         'TextEncoder'
     """
     options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
+    options["ignore"] = ignore
     return _read(Path(path), decoder=False, **options)
 
 
@@ -130,6 +139,7 @@ def _read(
     rules: Rules | None,
     dtype: DTypeLike | None,
     allow: tuple[str, ...],
+    ignore: tuple[str, ...],
 ) -> Any:
     """Loads the model; `decoder` tells if it must be a decoder."""
     try:
@@ -138,7 +148,7 @@ def _read(
         raise TypeError(
             f"dtype must be a dtype of JAX, got dtype={dtype!r}. Use jnp.bfloat16 or 'float32'."
         ) from error
-    model, matched = plan(path, rules=rules, allow=allow)
+    model, matched = plan(path, rules=rules, allow=allow, ignore=ignore)
     if isinstance(model, Decoder) != decoder:
         this, other = ("load", "load_encoder") if decoder else ("load_encoder", "load")
         raise ValueError(
@@ -164,13 +174,16 @@ def _read(
     return model
 
 
-def plan(path: Path, *, rules: Rules | None, allow: tuple[str, ...]) -> tuple[Any, Matched]:
+def plan(
+    path: Path, *, rules: Rules | None, allow: tuple[str, ...], ignore: tuple[str, ...] = ()
+) -> tuple[Any, Matched]:
     """Matches the tensors of a directory with the leaves of its model, from headers alone.
 
     Args:
-        path: The directory.
+        path: The directory, or a Hub id.
         rules: Placement rules; see `shardings`. None: `RULES`.
         allow: Unknown config.json keys to accept.
+        ignore: Patterns of extra tensors to leave out.
 
     Returns:
         (abstract model with the dtypes of the files, sources of its leaves).
@@ -179,10 +192,11 @@ def plan(path: Path, *, rules: Rules | None, allow: tuple[str, ...]) -> tuple[An
         FileNotFoundError: config.json or a file is missing.
         ValueError: Keys, names or shapes do not fit, or a file is damaged.
     """
+    path = resolve(path)
     keys = read_config(path)
     quantization = keys.pop("quantization_config", None)
     config = parse(keys, allow=allow)
-    family, specs = FAMILIES[config.family], read_specs(path)
+    family, specs = FAMILIES[config.family], without(read_specs(path), ignore)
     config = family.fit(config, specs.keys())
     model = outline(config, rules=rules)
     params = nnx.to_flat_state(nnx.state(model, WEIGHTS))

@@ -5,13 +5,17 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
+from dovetail_models import _patterns
+from dovetail_models.hf.accept import accepted
 from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.table import Family, Sources, candidates, listed, matches, near
 from dovetail_models.hf.tensors import Tensor
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # Rows of a tied head compared with the embedding at a time.
 _ROWS = 1024
@@ -120,6 +124,7 @@ def match(
     Raises:
         ValueError: Tensors are missing, unexpected or of another shape. One message lists all.
     """
+    tensors = _with_usual_names(family, tensors)
     remaining = _without_prefix(family, tensors)
     remaining = {name: t for name, t in remaining.items() if not matches(name, family.buffers)}
     remaining = _without_dropped(tuple(dropped), remaining)
@@ -143,6 +148,61 @@ def match(
         for leaf, (name, op) in rows.items()
     }
     return Matched(sources=filled, copy=copy)
+
+
+def without(specs: Mapping[str, T], ignore: tuple[str, ...]) -> dict[str, T]:
+    """Removes the tensors that match a pattern, and logs a warning.
+
+    Args:
+        specs: Tensors by name.
+        ignore: Patterns, beside those of `accepting`. Each of these must match a tensor.
+
+    Raises:
+        ValueError: A pattern of `ignore` matches no tensor.
+    """
+    patterns = [*ignore, *accepted().ignore]
+    found = [name for name in specs if patterns and _patterns.matches(patterns, name)]
+    for pattern in ignore:
+        if not any(_patterns.matches(pattern, name) for name in found):
+            raise ValueError(
+                f"A pattern of ignore must match a tensor of the files, got ignore={pattern!r}"
+                f"{near(pattern, specs)}. Leave it out, or write it as '**.inv_freq'."
+            )
+    if found:
+        _log.warning("Left out, as the caller asks: %s", listed(found))
+    return {name: spec for name, spec in specs.items() if name not in found}
+
+
+def _with_usual_names(family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns the tensors of a decoder by their usual names.
+
+    The embedding tells what the files put before every name: nothing for the usual names and for
+    those of a base model (`embed_tokens.weight`), or a wrapper's prefix (`model.model.`).
+    """
+    head, usual = family.tied or ("", "")
+    base = "model." if usual.startswith("model.") else family.prefix
+    short = usual.removeprefix(base)
+    if not base or any(name in tensors for name in (usual, family.prefix + usual)):
+        return tensors
+    ends = [name for name in tensors if name == short or name.endswith(f".{short}")]
+    if len(ends) != 1:
+        return tensors
+    extra = ends[0].removesuffix(short)
+    # `model.model.embed_tokens.weight` is a whole model under `model.`.
+    whole = extra.endswith(base)
+    extra = extra.removesuffix(base)
+    renamed = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix(extra)
+        plain = plain if whole or plain == head or family.prefix else base + plain
+        if plain in renamed:
+            raise ValueError(
+                f"A tensor must come with prefix {extra!r} or without, got {plain} with both. "
+                "Remove one of each."
+            )
+        renamed[plain] = tensor
+    _log.info("The names of the files begin with %r in place of %r.", ends[0], usual)
+    return renamed
 
 
 def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -261,7 +321,8 @@ def _check(
         listing = "\n  ".join(lines)
         raise ValueError(
             f"The tensors of the files must be those of config.json, got\n  {listing}\n"
-            "Use the config.json that was saved with these files."
+            "Use the config.json that was saved with these files; for extra tensors that the model "
+            'does not need pass ignore=("**.NAME",).'
         )
 
 

@@ -221,7 +221,8 @@ def as_typed(message: str, parser: Parser) -> str:
 
     If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`,
     `name must` and a name with an underscore become `--name`. An option of several values has them
-    one after the other: `name=(1, 8)` becomes `--name 1 8`.
+    one after the other: `name=(1, 8)` becomes `--name 1 8`, or `--name 1 --name 8` for an option
+    that is repeated.
     """
     known = dict(_typed(parser))
     known.update(parser.words)
@@ -233,8 +234,11 @@ def as_typed(message: str, parser: Parser) -> str:
             message,
         )
     several = [known[a.dest] for a in parser._actions if a.option_strings and a.nargs in ("+", "*")]
-    for option in several:
-        message = re.sub(rf"(?<![\w-]){option} ({_SEQUENCE})", _listed(option), message)
+    repeated = [known[a.dest] for a in parser._actions if isinstance(a, argparse._AppendAction)]
+    for option in (*several, *repeated):
+        between = f" {option} " if option in repeated else " "
+        listed = _listed(option, between)
+        message = re.sub(rf"(?<![\w-]){option} ({_SEQUENCE})", listed, message)
     return "\n".join(map(printable, message.split("\n")))
 
 
@@ -261,7 +265,7 @@ def _replaced(match: re.Match[str], known: Mapping[str, str]) -> str:
     return option if option[0] == "-" and (subject or "_" in name) else name
 
 
-def _listed(option: str) -> Callable[[re.Match[str]], str]:
+def _listed(option: str, between: str) -> Callable[[re.Match[str]], str]:
     """Returns a function of a match of `_SEQUENCE`: the option and its values, as typed."""
 
     def listed(match: re.Match[str]) -> str:
@@ -272,7 +276,7 @@ def _listed(option: str) -> Callable[[re.Match[str]], str]:
         if not isinstance(values, tuple | list):
             return match[0]
         texts = ("..." if value is ... else shlex.quote(str(value)) for value in values)
-        return " ".join([option, *texts])
+        return f"{option} {between.join(texts)}"
 
     return listed
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail_stack import record_jobs
+from dovetail_stack.job import accepting
 from dovetail_stack.settings import CHECKED_ROWS, FromRecords
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _BLOCK = 64  # rows that are counted at once
 
 
+@accepting
 def checked(run: FromRecords, values: Mapping[str, Any]) -> str:
     """Returns the text of a check, or its JSON.
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `dovetail`: parses the arguments and runs one command in a `Frame`."""
 
+import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Collection, Sequence
@@ -25,6 +27,10 @@ COMMANDS = {
     "completion": "Print a script that completes commands and options in bash or zsh.",
     "doctor": "Compare what is installed with what was tested, list devices, say how to mend it.",
 }
+
+
+# Those that open the directory of a model with --allow and --ignore. `train` stores the two.
+READERS = frozenset({"bundle", "generate", "models", "quantize"})
 
 
 def module(name: str) -> Any:
@@ -63,6 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser(argv).parse(argv)
-    with Frame(args, name="dovetail") as frame:
+    with Frame(args, name="dovetail") as frame, _accepting(args):
         frame.code = module(args.command).run(args)
     return frame.code
+
+
+def _accepting(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Accepts the keys and tensors of --allow and --ignore in every directory that is opened."""
+    options = {name: tuple(getattr(args, name, ())) for name in ("allow", "ignore")}
+    if args.command not in READERS or not any(options.values()):
+        return contextlib.nullcontext()
+    from dovetail_models import accepting
+
+    return accepting(**options)

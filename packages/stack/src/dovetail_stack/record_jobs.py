@@ -92,9 +92,10 @@ def tokenizer_of(run: FromRecords) -> "Pretrained":
 
 def _opened(run: FromRecords) -> "tuple[Path, Any, Pretrained]":
     """Returns the directory of the model, its configuration and its tokenizer."""
+    from dovetail_models.hub import resolve
     from dovetail_stack.recipes import continuation, embedding
 
-    named = Path(run.source.model)
+    named = resolve(run.source.model)
     refuse_quantized(named, run.recipe)
     directory = locate(named)
     opened = embedding.opened if isinstance(run, Embed) else continuation.opened

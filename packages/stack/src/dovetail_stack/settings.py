@@ -50,7 +50,7 @@ CHANGEABLE = frozenset(
     (
         *("steps", "save_every", "remat", "accumulate", "precision", "ema", "guard_sigma"),
         *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature"),
-        *("samples", "prompt", "prompts", "answer_tokens", "trace"),
+        *("allow", "ignore", "samples", "prompt", "prompts", "answer_tokens", "trace"),
     )
 )
 # Between 0 and another value these add or drop arrays of the run's state.
@@ -102,6 +102,12 @@ class Settings:
     def with_steps(self: S, steps: int) -> S:
         """Returns a copy with the number of steps."""
         return dataclasses.replace(self, duration=dataclasses.replace(self.duration, steps=steps))
+
+    @property
+    def accepted(self) -> dict[str, tuple[str, ...]]:
+        """Arguments of `dovetail_models.accepting` for the model that the run begins from."""
+        groups = [g for g in vars(self).values() if isinstance(g, Source | Distillation)]
+        return {name: getattr(g, name) for g in groups for name in ("allow", "ignore")}
 
     def save(self, run: Path) -> None:
         """Writes `run`/run.json atomically."""

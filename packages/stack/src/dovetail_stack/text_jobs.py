@@ -155,12 +155,14 @@ def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, lik
 
 def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
     """The directory of the model that the run begins from, its configuration and its tokenizer."""
+    from dovetail_models.hub import resolve
     from dovetail_stack.recipes.continuation import opened
     from dovetail_stack.recipes.vocabulary import check_ends
 
     named = run.source.model if isinstance(run, Continue) else run.distillation.teacher
-    refuse_quantized(Path(named), run.recipe)
-    directory = locate(Path(named))
+    path = resolve(named)
+    refuse_quantized(path, run.recipe)
+    directory = locate(path)
     config, tokenizer = opened(directory, length=run.training.length)
     check_ends(tokenizer, config.vocab_size)
     return directory, config, tokenizer

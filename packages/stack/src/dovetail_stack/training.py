@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dovetail_stack import record_jobs, text_jobs
-from dovetail_stack.job import Job, evaluated_batches
+from dovetail_stack.job import Job, accepting, evaluated_batches
 from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Lines
 from dovetail_stack.settings import FromRecords, FromText, Settings, load, option
@@ -46,6 +46,7 @@ class _Accepted:
             self._run.save(self._out)
 
 
+@accepting
 def execute(
     run: Settings,
     out: Path,
@@ -136,6 +137,7 @@ def _export(job: Job, module: Any, out: Path) -> None:
     on_first(lambda: job.export(trained, out))
 
 
+@accepting
 def checked(run: S, *, mesh: "Mesh") -> S:
     """Checks the settings of a new run. Writes nothing and reads no weights.
 
@@ -188,6 +190,7 @@ def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
         )
 
 
+@accepting
 def estimate(
     run: Settings, *, mesh: "AbstractMesh", dcn: dict[str, int] | None = None, **rates: float
 ) -> "Estimate":
@@ -212,6 +215,7 @@ def estimate(
     return dataclasses.replace(needs, remedies=tuple(typed))
 
 
+@accepting
 def step_program(run: Settings, mesh: "Mesh") -> "Program":
     """Returns the step of a run for a compiler. Writes nothing and reads no weights.
 

@@ -23,6 +23,7 @@ from dovetail_models.hf.expressible import check_expressible
 from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.safetensors import Pending
 from dovetail_models.hf.table import Family, candidates
+from dovetail_models.hub import resolve
 from dovetail_models.shard import WEIGHTS
 
 # Tokenizer and generation files of a directory, besides the model.
@@ -56,7 +57,7 @@ def save(
     Args:
         model: The model. Its parameters must be real and addressable by this process.
         path: New or empty directory.
-        like: Directory with tokenizer and generation files to copy. None: no such files.
+        like: Directory (or Hub id) with tokenizer and generation files to copy. None: no such files.
         file_bytes: Maximum bytes per tensor file. A larger tensor gets a file of its own.
 
     Raises:
@@ -84,7 +85,7 @@ def save(
             f"save writes a new directory, got path={str(path)!r}, which is in use. "
             "Choose another path, or remove it first."
         )
-    others = [] if like is None else beside(Path(like))
+    others = [] if like is None else beside(resolve(like))
     keys = describe(model.config)
     pending = _pending(model, FAMILIES[model.config.family])
     kind = str(max(jax.tree.leaves(nnx.state(model, WEIGHTS)), key=lambda leaf: leaf.size).dtype)

@@ -106,6 +106,7 @@ def export(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def _from_directory(args: argparse.Namespace) -> None:
+    from dovetail_models.hub import resolve
     from dovetail_stack.recipes.bundle import bundle_encoder
     from dovetail_stack.recipes.sentences import MODULES
 
@@ -114,10 +115,11 @@ def _from_directory(args: argparse.Namespace) -> None:
             f"step must be that of a run of dovetail train, got step={args.step} for the directory "
             f"{str(args.model)!r}: leave it out"
         )
+    model = resolve(args.model)
     # The config.json of sentence-transformers may be in the directory of its Transformer.
-    listed = (args.model / MODULES).is_file()
+    listed = (model / MODULES).is_file()
     bundle_encoder(
-        args.model if listed else locate(args.model),
+        model if listed else locate(model),
         args.out,
         batch_sizes=args.batch_sizes,
         platforms=args.platforms,

@@ -102,8 +102,18 @@ def _bias(text: str) -> tuple[int, float]:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Declares the input model."""
     parser.add_argument(
-        "model", type=Path, metavar="RUN", help="a run, or a Hugging Face directory"
+        "model", type=Path, metavar="RUN", help="a run, a Hugging Face directory, or a Hub id"
     )
+    add_accepted(parser)
+
+
+def add_accepted(parser: argparse.ArgumentParser) -> None:
+    """Declares what is accepted in a directory; `cli.main` hands it to `accepting`."""
+    for name, metavar, text in (
+        ("allow", "KEY", "an unknown key of config.json to accept; may be repeated"),
+        ("ignore", "PATTERN", "extra tensors to leave out, as '**.inv_freq'; may be repeated"),
+    ):
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
 
 
 def add_new_directory(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +191,7 @@ def _continue(args: argparse.Namespace) -> int:
 
 def _length(tokens: int, decoder: "Decoder") -> int:
     """Returns the longest request: `tokens` rounded up, since programs depend on it."""
-    return min(-(-tokens // ROUNDED) * ROUNDED, decoder.config.max_length)
+    return min(-(-tokens // ROUNDED) * ROUNDED, decoder.config.kv_length)
 
 
 def _write(args: argparse.Namespace) -> int:
@@ -229,7 +239,7 @@ def _generate(
 
     tokenizer, decoder = Pretrained(directory), load(directory)
     config = decoder.config
-    sizes = {"max_length": config.max_length, "vocab_size": config.vocab_size}
+    sizes = {"max_length": config.kv_length, "vocab_size": config.vocab_size}
     ids = prompts.encode(requests, tokenizer, directory, **sizes)
     lengths = [len(i) + r.sampling.max_tokens for i, r in zip(ids, requests, strict=True)]
     reasons: Counter[str] = Counter()
@@ -265,7 +275,11 @@ def refuse_quantized(directory: Path, command: str) -> None:
 
 
 def locate(path: Path) -> Path:
-    """Returns the Hugging Face directory: `path` itself, or the export of the run `path`."""
+    """Returns the Hugging Face directory: `path`, the export of the run `path`, or a Hub id's."""
+    from dovetail_models.hf.foreign import conversion
+    from dovetail_models.hub import resolve
+
+    path = resolve(path)
     for directory in (path, path / EXPORT):
         if (directory / "config.json").is_file():
             return directory
@@ -276,5 +290,6 @@ def locate(path: Path) -> Path:
         )
     raise ValueError(
         f"a model is a directory with config.json, or a run with {EXPORT}/config.json; "
-        f"got {str(path)!r}: pass a finished run of dovetail train, or a Hugging Face directory"
+        f"got {str(path)!r}: "
+        + (conversion(path) or "pass a finished run of dovetail train, or a Hugging Face directory")
     )

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from dovetail_stack._command import DONE, FAILED, add_action, add_json
 from dovetail_stack.commands.generate import (
+    add_accepted,
     add_model,
     add_new_directory,
     locate,
@@ -72,6 +73,7 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     """Compare two directories: configurations, parameters that one lacks, largest differences."""
     parser.add_argument("a", type=Path, metavar="A", help="a run, or a Hugging Face directory")
     parser.add_argument("b", type=Path, metavar="B", help="another")
+    add_accepted(parser)
     add_json(parser)
     parser.set_defaults(act=diff)
 
@@ -122,6 +124,9 @@ def diff(args: argparse.Namespace) -> int:
 
 def _directory(path: Path) -> Path:
     """Returns the Hugging Face directory. Raises ValueError for other kinds of checkpoint."""
+    from dovetail_models.hub import resolve
+
+    path = resolve(path)
     if any((path / name).exists() for name in ORBAX):
         raise ValueError(
             f"a model is a directory with config.json and *.safetensors, got {str(path)!r}, an "

@@ -21,6 +21,7 @@ import dovetail_kernels as kernels
 import dovetail_models
 from dovetail_checkpoint import DamageError, Store, load, only, verify
 from dovetail_models import Decoder, abstract
+from dovetail_models.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_serve import Platform, export
 from dovetail_stack.recipes import quantization
@@ -75,7 +76,7 @@ def bundle_encoder(
         >>> bundle_encoder("encoder", "repository/vit/1", batch_sizes=(1, 4))[:7]
         'sha256:'
     """
-    source = Path(source)
+    source = resolve(source)
     _check_new(Path(out))
     modules = follow(source, pooling=pooling)
     ready = servable(

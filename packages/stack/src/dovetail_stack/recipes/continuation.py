@@ -13,6 +13,7 @@ from flax import nnx
 from dovetail_data import Pretrained
 from dovetail_models import Config, Decoder, abstract, load, lora
 from dovetail_models.hf.directory import read_config
+from dovetail_models.hub import resolve
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
@@ -31,6 +32,7 @@ def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
 
     Raises ValueError for a quantized directory, and a `length` above the model's positions.
     """
+    directory = resolve(directory)
     if "quantization_config" in read_config(directory):
         raise ValueError(
             f"training needs weights that are not quantized, got {str(directory)!r} with a "

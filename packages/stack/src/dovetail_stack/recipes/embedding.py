@@ -16,6 +16,7 @@ from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_models import Decoder, abstract, load, load_encoder
+from dovetail_models.hub import resolve
 from dovetail_stack.recipes.chat import optimizer
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here, make_trainer
 from dovetail_stack.recipes.record_options import Embedding, Encoding
@@ -37,6 +38,7 @@ def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
         ValueError: The model does not have the ids around a text, or `length` is above its
             positions.
     """
+    directory = resolve(directory)
     config = abstract(directory).config
     file = directory / "tokenizer_config.json"
     named = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -24,6 +24,7 @@ from dovetail_infer import Engine, Sampling
 from dovetail_infer.engine import DEFAULT_LENGTH
 from dovetail_models import Decoder, generation_defaults
 from dovetail_models.hf.directory import CONFIG_FILE
+from dovetail_models.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_stack.recipes import quantization
 from dovetail_train import Sampler
@@ -53,7 +54,7 @@ def engine(
     For other options copy this function: its body is one call of `dovetail_infer.Engine`.
 
     Args:
-        model: A decoder, or a directory for `load`. A mixture in float, built by hand, should be
+        model: A decoder, or a directory or Hub id for `load`. A mixture in float, built by hand, should be
             `model.configure(ragged_dot=dovetail_kernels.grouped_matmul)`.
         tokenizer: The tokenizer. None: the one of the directory; for a decoder none, which takes
             prompts of token ids.
@@ -69,11 +70,12 @@ def engine(
             fit.
     """
     if isinstance(model, Path):
+        model = resolve(model)
         tokenizer = tokenizer or Pretrained(model)
         directory, model = model, load(model)
         eos_ids = end_ids(directory, model.config.vocab_size) if eos_ids is None else eos_ids
-    if max_length is None and model.config.max_length < DEFAULT_LENGTH:
-        max_length = model.config.max_length
+    if max_length is None and model.config.kv_length < DEFAULT_LENGTH:
+        max_length = model.config.kv_length
     return Engine(
         model,
         tokenizer=tokenizer,
@@ -155,6 +157,7 @@ def load(directory: Path) -> Decoder:
     Experts in float multiply their own tokens alone. Quantized weights have the fastest product for
     their codes on this machine.
     """
+    directory = resolve(directory)
     if (directory / DESCRIPTION).is_file():
         return quantization.load(directory)
     return dovetail_models.load(directory).configure(ragged_dot=kernels.grouped_matmul)

@@ -103,19 +103,24 @@ def test_gpt2_under_a_wrapper_is_read(random_model, tmp_path, leaves):
     np.testing.assert_array_equal(got["embed.embedding"], want["embed.embedding"])
 
 
+def test_frequencies_of_rope_are_left_out_as_in_transformers(directory):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit(directory, lambda tensors: tensors.update({name: np.ones(3, np.float32)}))
+    assert load(directory).config == CONFIG
+    assert load(directory, ignore=("**.rotary_emb.inv_freq",)).config == CONFIG
+
+
 def test_extra_tensors_are_left_out_on_request(directory, caplog):
-    extra = {
-        f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32) for i in (0, 1)
-    }
+    extra = {f"model.layers.{i}.self_attn.k_cache.scale": np.ones(3, np.float32) for i in (0, 1)}
     edit(directory, lambda tensors: tensors.update(extra))
     with pytest.raises(ValueError, match=r"unexpected model\.layers\.0") as error:
         load(directory)
     assert 'for extra tensors that the model does not need pass ignore=("**.NAME",).' in str(
         error.value
     )
-    pattern = "**.rotary_emb.inv_freq"
+    pattern = "**.k_cache.scale"
     assert load(directory, ignore=(pattern,)).config == CONFIG
-    assert "Left out, as the caller asks: model.layers.0.self_attn.rotary_emb.inv" in caplog.text
+    assert "Left out, as the caller asks: model.layers.0.self_attn.k_cache.scale" in caplog.text
     with accepting(ignore=(pattern, "no.such.*"), allow=("my_note",)):
         edit_config(directory, my_note=1)
         assert size(abstract(directory).config) == size(CONFIG)

@@ -175,7 +175,7 @@ def _type(item: Any) -> type:
 def _value(item: Any, value: Any, *, place: str, file: Path) -> Any:
     """Returns a value of the file in the type of the settings, or raises ValueError."""
     parse, wanted = item.metadata["parse"], _type(item)
-    many = "nargs" in parse
+    many = "nargs" in parse or parse.get("action") == "append"
     values = value if many and isinstance(value, list) else [value]
     accepted = (int, float) if wanted is float else wanted
     right = all(isinstance(v, accepted) and isinstance(v, bool) == (wanted is bool) for v in values)

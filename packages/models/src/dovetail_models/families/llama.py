@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama: pre-norm blocks of grouped-query attention with RoPE, and SwiGLU (2407.21783).
 
-Quirks: Llama 2 has kv_heads == heads. Llama 3.1 scales RoPE by wavelength (`Llama3Scaling`). Files
-from before 2023-08 hold the RoPE frequencies; these follow from config.json.
+Quirks: Llama 2 has kv_heads == heads. Llama 3.1 scales RoPE by wavelength (`Llama3Scaling`).
 """
 
 from typing import Any
@@ -107,5 +106,4 @@ FAMILY = Family(
     write=_write,
     table=shape.TABLE,
     tied=shape.TIED,
-    buffers=("model.layers.{i}.self_attn.rotary_emb.inv_freq",),
 )

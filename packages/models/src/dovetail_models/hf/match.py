@@ -19,6 +19,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # Rows of a tied head compared with the embedding at a time.
 _ROWS = 1024
+# Files from before 2023-08 hold the frequencies of RoPE, which follow from config.json.
+_FREQUENCIES = "*rotary_emb.inv_freq"
 # Names per side of the error about tensors that do not fit.
 _LINES = 20
 
@@ -126,7 +128,8 @@ def match(
     """
     tensors = _with_usual_names(family, tensors)
     remaining = _without_prefix(family, tensors)
-    remaining = {name: t for name, t in remaining.items() if not matches(name, family.buffers)}
+    buffers = (*family.buffers, _FREQUENCIES)
+    remaining = {name: t for name, t in remaining.items() if not matches(name, buffers)}
     remaining = _without_dropped(tuple(dropped), remaining)
     copy = None
     if tie and family.tied is not None and family.tied[0] in remaining:

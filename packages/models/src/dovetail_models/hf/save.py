@@ -57,7 +57,8 @@ def save(
     Args:
         model: The model. Its parameters must be real and addressable by this process.
         path: New or empty directory.
-        like: Directory (or Hub id) with tokenizer and generation files to copy. None: no such files.
+        like: Directory or Hub id with tokenizer and generation files to copy. None: no such
+            files.
         file_bytes: Maximum bytes per tensor file. A larger tensor gets a file of its own.
 
     Raises:

@@ -54,8 +54,8 @@ def engine(
     For other options copy this function: its body is one call of `dovetail_infer.Engine`.
 
     Args:
-        model: A decoder, or a directory or Hub id for `load`. A mixture in float, built by hand, should be
-            `model.configure(ragged_dot=dovetail_kernels.grouped_matmul)`.
+        model: A decoder, or a directory or Hub id for `load`. A mixture in float, built by hand,
+            should be `model.configure(ragged_dot=dovetail_kernels.grouped_matmul)`.
         tokenizer: The tokenizer. None: the one of the directory; for a decoder none, which takes
             prompts of token ids.
         eos_ids: Ids that end a completion. None: those of the directory, or else the tokenizer's.

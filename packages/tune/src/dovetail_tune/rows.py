@@ -39,13 +39,94 @@ def split_pairs(x: Array | np.ndarray) -> Pair:
     return Pair(both[:, 0], both[:, 1])
 
 
-def intact_pairs(batch: Batch) -> Bool[Array, " N"]:
-    """Returns True for each pair of rows with one `pair_ids`. Without the field all are intact.
+def single_texts(
+    batch: Batch, *, padded_first: bool = False
+) -> tuple[Bool[Array, "B S"], Bool[Array, " B"]]:
+    """Returns the slots of texts, and the rows that hold one text from their first slot on.
 
-    A loss over pairs is NaN where this is False, and `Trainer.fit` refuses the step.
+    Args:
+        batch: Arrays by name.
+        padded_first: A text may also begin later.
 
     Raises:
-        ValueError: The number of rows is odd, or concrete `pair_ids` differ: names the rows.
+        ValueError: A field is missing, or a row with concrete ids is packed: names the row.
+    """
+    missing = {"tokens", "targets"} - set(batch)
+    if missing:
+        raise ValueError(
+            f"a batch of texts must have tokens and targets, got {sorted(batch)}; add "
+            f"{', '.join(sorted(missing))}"
+        )
+    if "segment_ids" not in batch:
+        shape = batch["tokens"].shape
+        return jnp.ones(shape, bool), jnp.ones(shape[:1], bool)
+    segments = jnp.asarray(batch["segment_ids"])
+    single = (segments.min(axis=1) >= 0) & (segments.max(axis=1) <= 1)
+    if not padded_first:
+        single &= (segments[:, 1:] <= segments[:, :-1]).all(axis=1)
+    if not isinstance(single, Tracer) and not np.asarray(single).all():
+        row = int(np.flatnonzero(~np.asarray(single))[0])
+        order = "" if padded_first else " from its first slot on"
+        raise ValueError(
+            f"a row must hold one text{order}, with segment_ids 1, and 0 for padding, got "
+            f"segment_ids={np.unique(np.asarray(segments[row])).tolist()} in row {row}; "
+            "make rows of one text each, such as those of dovetail_data.pairs, instead of packing"
+        )
+    return segments > 0, single
+
+
+def whole_rows(batch: Batch) -> Bool[Array, " B"]:
+    """Returns True for each row that holds one text, with a mask of 0 and 1 alone.
+
+    Only then is the sum over a row that of one answer. A loss that sums rows is NaN where this is
+    False, and `Trainer.fit` refuses the step.
+
+    Raises:
+        ValueError: A field is missing, or a row with concrete values is another: names the row.
+    """
+    if "mask" not in batch:
+        raise ValueError(
+            f"a batch must have tokens, targets and mask, got {sorted(batch)}; add mask, with 1 "
+            "for the targets of answers"
+        )
+    single = single_texts(batch, padded_first=True)[1]
+    mask = jnp.asarray(batch["mask"])
+    plain = (mask == 0) | (mask == 1)
+    if not isinstance(plain, Tracer) and not np.asarray(plain).all():
+        row, slot = np.argwhere(~np.asarray(plain))[0].tolist()
+        raise ValueError(
+            f"a row to sum must have a mask of 0 and 1, got mask={float(mask[row, slot]):g} in row "
+            f"{row}, slot {slot}; round the mask, or train on weights with a loss of tokens"
+        )
+    return single & plain.all(axis=1)
+
+
+def shared_prompts(batch: Batch) -> tuple[Array, Array]:
+    """Returns the ids that both rows of each pair begin with, and those of its shorter prompt.
+
+    A prompt is the ids before the first target that counts; of a row without such a target, none.
+    """
+    mask, tokens = jnp.asarray(batch["mask"]) > 0, jnp.asarray(batch["tokens"])
+    first = jnp.zeros(mask.shape[:1], jnp.int32)
+    if "segment_ids" in batch:  # padding may come first
+        first = (jnp.asarray(batch["segment_ids"]) > 0).argmax(axis=1)
+        slots = (jnp.arange(mask.shape[1])[None] + first[:, None]) % mask.shape[1]
+        tokens = jnp.take_along_axis(tokens, slots, axis=1)
+    prompts = split_pairs(jnp.where(mask.any(axis=1), mask.argmax(axis=1) + 1 - first, 0))
+    tokens = split_pairs(tokens)
+    differs = tokens.chosen != tokens.rejected
+    shared = jnp.where(differs.any(axis=1), differs.argmax(axis=1), differs.shape[1])
+    return shared, jnp.minimum(prompts.chosen, prompts.rejected)
+
+
+def intact_pairs(batch: Batch) -> Bool[Array, " N"]:
+    """Returns True for each pair of `whole_rows` with one `pair_ids`, or without them one prompt.
+
+    The last `BOUNDARY_IDS` of the prompts may differ, and of a prompt of several ids never the
+    first. A loss over pairs is NaN where this is False, and `Trainer.fit` refuses the step.
+
+    Raises:
+        ValueError: The number of rows is odd, or concrete values differ: names the rows.
     """
     rows = batch["tokens"].shape[0]
     if rows % 2:
@@ -53,8 +134,12 @@ def intact_pairs(batch: Batch) -> Bool[Array, " N"]:
             f"rows 2i and 2i + 1 must be the chosen and the rejected answer, got {rows} rows; "
             "batch with dovetail_data.pairs, and give the trainer a loss with rows=2"
         )
-    if "pair_ids" not in batch:
-        return jnp.ones(rows // 2, bool)
+    whole = split_pairs(whole_rows(batch))
+    same = _same_ids(batch) if "pair_ids" in batch else _same_prompts(batch)
+    return same & whole.chosen & whole.rejected
+
+
+def _same_ids(batch: Batch) -> Bool[Array, " N"]:
     ids = split_pairs(batch["pair_ids"])
     equal = ids.chosen == ids.rejected
     if not isinstance(equal, Tracer) and not np.asarray(equal).all():
@@ -65,6 +150,19 @@ def intact_pairs(batch: Batch) -> Bool[Array, " N"]:
             "dovetail_data.pairs"
         )
     return equal
+
+
+def _same_prompts(batch: Batch) -> Bool[Array, " N"]:
+    shared, shorter = shared_prompts(batch)
+    same = shared >= jnp.maximum(shorter - BOUNDARY_IDS, jnp.minimum(shorter - 1, 1))
+    if not isinstance(same, Tracer) and not np.asarray(same).all():
+        i = int(np.flatnonzero(~np.asarray(same))[0])
+        raise ValueError(
+            f"rows 2i and 2i + 1 must have one prompt, got rows {2 * i} and {2 * i + 1} with "
+            f"{shared[i]} equal ids where the shorter prompt has {shorter[i]}; do not shuffle or "
+            "split the rows of dovetail_data.pairs, or keep their pair_ids"
+        )
+    return same
 
 
 def poisoned(x: Float[Array, " N"], intact: Bool[Array, " N"]) -> Float[Array, " N"]:

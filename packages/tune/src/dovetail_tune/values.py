@@ -18,10 +18,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from dovetail_tune.chunks import position_shards
+from dovetail_tune.rows import single_texts
 from dovetail_tune.types import Batch, Decoder
 
 
@@ -135,34 +135,3 @@ class RewardModel(nnx.Module):
         values = self.after_targets(batch, attention=attention)
         last = jnp.maximum(single_texts(batch)[0].sum(axis=1) - 1, 0)
         return jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]
-
-
-def single_texts(batch: Batch) -> tuple[Bool[Array, "B S"], Bool[Array, " B"]]:
-    """Returns the slots of texts, and the rows that hold one text from their first slot on.
-
-    Args:
-        batch: Arrays by name.
-
-    Raises:
-        ValueError: A field is missing, or a row with concrete ids is packed: names the row.
-    """
-    missing = {"tokens", "targets"} - set(batch)
-    if missing:
-        raise ValueError(
-            f"a batch of texts must have tokens and targets, got {sorted(batch)}; add "
-            f"{', '.join(sorted(missing))}"
-        )
-    if "segment_ids" not in batch:
-        shape = batch["tokens"].shape
-        return jnp.ones(shape, bool), jnp.ones(shape[:1], bool)
-    segments = jnp.asarray(batch["segment_ids"])
-    ordered = (segments[:, 1:] <= segments[:, :-1]).all(axis=1)
-    single = ordered & (segments.min(axis=1) >= 0) & (segments.max(axis=1) <= 1)
-    if not isinstance(single, Tracer) and not np.asarray(single).all():
-        row = int(np.flatnonzero(~np.asarray(single))[0])
-        raise ValueError(
-            "a row to value must hold one text from its first slot on, with segment_ids 1 and then "
-            f"0, got segment_ids={np.unique(np.asarray(segments[row])).tolist()} in row {row}; "
-            "make rows of one text each, such as those of dovetail_data.pairs, instead of packing"
-        )
-    return segments > 0, single

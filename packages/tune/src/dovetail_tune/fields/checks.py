@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_tune.rows import BOUNDARY_IDS
+from dovetail_tune.rows import BOUNDARY_IDS, shared_prompts
 from dovetail_tune.types import Batch
 
 _KINDS = {"tokens": "iu", "targets": "iu", "mask": "biuf", "positions": "iu", "segment_ids": "iu"}
@@ -105,10 +105,7 @@ def _check_pairs(batch: Batch) -> None:
             f"{ids[2 * i + 1]} in row {2 * i + 1}; do not shuffle or split the rows of "
             "dovetail_data.pairs"
         )
-    prompts = prompt_lengths(batch)
-    shorter = np.minimum(prompts[::2], prompts[1::2])  # 0 where a row has no answer
-    differs = tokens[::2] != tokens[1::2]
-    shared = np.where(differs.any(axis=1), differs.argmax(axis=1), tokens.shape[1])
+    shared, shorter = map(np.asarray, shared_prompts(batch))
     if (other := np.flatnonzero(shared < shorter - BOUNDARY_IDS)).size:
         i = int(other[0])
         raise ValueError(

@@ -76,5 +76,7 @@ def with_reference(
         return {field: logps if per_token else row_sums(logps)}
 
     records = Records(directory, origin)
-    fields = ScoredFields(model, compute, records, names=(field,), mismatched=True)
+    fields = ScoredFields(
+        model, compute, records, names=(field,), mismatched=True, sums=not per_token
+    )
     return add_fields(batches, fields)

@@ -20,6 +20,7 @@ from dovetail_tune.fields.checks import check_new, check_pairs
 from dovetail_tune.fields.digests import SCORED, row_keys
 from dovetail_tune.fields.mismatched import PREFIX, mismatched_rows
 from dovetail_tune.fields.records import Records
+from dovetail_tune.rows import whole_rows
 from dovetail_tune.types import Batch
 
 
@@ -32,6 +33,7 @@ class ScoredFields:
         records: Values by row.
         names: Names of the fields.
         mismatched: Also compute the fields of the rows of `with_mismatched`.
+        sums: The fields are sums over rows, which must be those of `whole_rows`.
     """
 
     def __init__(
@@ -42,17 +44,21 @@ class ScoredFields:
         *,
         names: tuple[str, ...],
         mismatched: bool,
+        sums: bool,
     ) -> None:
         graph, state = nnx.split(model)
         self._state = jax.tree.map(lambda x: x, state)  # not the model's own variables
         self._compute = jax.jit(lambda state, batch: compute(nnx.merge(graph, state), batch))
-        self._records, self._names, self._mismatched = records, names, mismatched
+        self._records, self._names = records, names
+        self._mismatched, self._sums = mismatched, sums
         self.counts = {"rows": 0, "computed": 0, "runs": 0, "without_answer": 0}
 
     def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
         without_answer = check_pairs(batch)
         other = mismatched_rows(batch) if self._mismatched else {}
         prefixes = ("", PREFIX) if other else ("",)
+        for rows in filter(None, (batch, other) if self._sums else ()):
+            whole_rows(rows)
         check_new(batch, [prefix + name for prefix in prefixes for name in self._names])
         fields = self._look_up(batch)
         if other:

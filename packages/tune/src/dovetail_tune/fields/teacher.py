@@ -77,7 +77,7 @@ def with_teacher(
         return {ids: top[0], logps: top[1]}
 
     records = Records(directory, origin)
-    fields = ScoredFields(model, compute, records, names=(ids, logps), mismatched=False)
+    fields = ScoredFields(model, compute, records, names=(ids, logps), mismatched=False, sums=False)
     return add_fields(batches, fields)
 
 

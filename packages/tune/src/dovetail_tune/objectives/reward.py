@@ -27,10 +27,12 @@ from dovetail_tune.rows import (
     mean_over,
     no_gradient,
     poisoned,
+    single_texts,
     split_pairs,
+    whole_rows,
 )
 from dovetail_tune.types import Batch, Loss, Metric, Term, grouped
-from dovetail_tune.values import RewardModel, single_texts
+from dovetail_tune.values import RewardModel
 
 _PAIR = 2  # rows that the trainer keeps together
 _BINS = (0.5, 0.6, 0.7, 0.8, 0.9)  # lower edges of the confidence of a decision between two
@@ -87,7 +89,7 @@ def reward_model(
 
     def loss(model: Any, batch: Batch, *, key: Any) -> dict[str, Term]:
         del key  # nothing here is random
-        _check_fields(batch)
+        _whole(batch)
         intact = intact_pairs(batch)
         wanted = _margins(batch, margin)
         scores = split_pairs(_scores(model, batch, attention=attention, chunks=chunks, group=_PAIR))
@@ -146,11 +148,11 @@ def outcome_reward(
 
     def loss(model: Any, batch: Batch, *, key: Any) -> dict[str, Term]:
         del key  # nothing here is random
-        _check_fields(batch)
+        whole = _whole(batch)
         where = (jnp.asarray(batch["mask"]) > 0).any(axis=1)
         bounds = (0.0, 1.0) if kind == "cross_entropy" else None
         labels = _labels(batch, field, where, bounds=bounds)
-        scores = _scores(model, batch, attention=attention, chunks=chunks)
+        scores = poisoned(_scores(model, batch, attention=attention, chunks=chunks), whole)
         score = no_gradient(scores)
         reward = {"reward": Metric(*mean_over(score, where))}
         if kind == "squared":
@@ -193,14 +195,15 @@ def process_reward(
 
     def loss(model: Any, batch: Batch, *, key: Any) -> dict[str, Term]:
         del key  # nothing here is random
-        _check_fields(batch)
+        whole = _whole(batch)
         ends = _steps(batch, where)
         wanted = _labels(batch, labels, ends, bounds=(0.0, 1.0)).reshape(-1)
 
         def values(part: Batch) -> Array:
             return _checked(model).after_targets(part, attention=attention)
 
-        scores = map_rows(values, _read(batch), chunks=chunks).reshape(-1)
+        scores = map_rows(values, _read(batch), chunks=chunks)
+        scores = jnp.where(whole[:, None], scores, jnp.nan).reshape(-1)
         ends, score = ends.reshape(-1), no_gradient(scores)
         losses = mean_over(binary_cross_entropy(scores, wanted), ends)
         reward = {"reward": Metric(*mean_over(score, ends))}
@@ -232,14 +235,10 @@ def _checked(model: Any) -> RewardModel:
     return model
 
 
-def _check_fields(batch: Batch) -> None:
-    """Raises ValueError unless a reward model can value the batch."""
-    if "mask" not in batch:
-        raise ValueError(
-            f"a batch must have tokens, targets and mask, got {sorted(batch)}; add mask, with 1 "
-            "for the targets of answers"
-        )
-    single_texts(batch)  # here, since ids are not concrete within chunks
+def _whole(batch: Batch) -> Bool[Array, " B"]:
+    """Returns True for each row that a reward model can value; raises if one is concrete."""
+    whole = whole_rows(batch)
+    return whole & single_texts(batch)[1]  # here, since ids are not concrete within chunks
 
 
 def _read(batch: Batch) -> dict[str, Any]:

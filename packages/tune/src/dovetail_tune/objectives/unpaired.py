@@ -16,7 +16,7 @@ from dovetail_tune.chunks import map_rows
 from dovetail_tune.logps import token_logps
 from dovetail_tune.losses.unpaired import UnpairedKind, check_unpaired, unpaired
 from dovetail_tune.reference import Field, Reference, policy_of, reference_logps
-from dovetail_tune.rows import intact_pairs, mean_over, no_gradient, row_sums
+from dovetail_tune.rows import intact_pairs, mean_over, no_gradient, row_sums, whole_rows
 from dovetail_tune.types import Batch, Loss, Metric, Scorer, Term, grouped
 
 _PREFIX = "kl_"  # of the fields of with_mismatched
@@ -87,12 +87,14 @@ def kto(
 
     def loss(model: Any, batch: Any, *, key: Any) -> dict[str, Term]:
         del key  # nothing here is random
+        whole = whole_rows(batch)
         desirable, valid = _labels(batch)
         logps, ref = map_rows(lambda rows: scores(model, rows), dict(batch), chunks=chunks)
         point, metrics = jnp.zeros(()), {}
         counts = _counted(batch)
         if kind == "kto":
             other = _mismatched(batch)
+            valid &= whole_rows(other).all()
             own, base = map_rows(
                 lambda rows: no_gradient(scores(model, rows)), other, chunks=chunks
             )
@@ -101,7 +103,7 @@ def kto(
             point = jnp.maximum(total / jnp.maximum(rows, 1.0), 0.0)
             share = mean_over(where.astype(jnp.float32), counts)
             metrics = {"kl": Metric(point, jnp.ones(())), "kl_rows": Metric(*share)}
-        losses = jnp.where(valid, formula(logps, ref, desirable, kl=point), jnp.nan)
+        losses = jnp.where(valid & whole, formula(logps, ref, desirable, kl=point), jnp.nan)
         rewards = beta * no_gradient(logps - ref)
         metrics = metrics | _rewards(rewards, desirable, counts, whole_batch=kind == "kto")
         return {kind: mean_over(losses, counts), **metrics}

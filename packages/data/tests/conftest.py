@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ import forced_devices
 
 os.environ.update(forced_devices.environment(2))  # before jax is imported
 jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
+
+sys.path.append(str(Path(__file__).parent))  # dialogues.py, for several test files
 
 import jax  # noqa: E402
 

@@ -196,6 +196,20 @@ def test_a_chat(here, command):
     assert Corpus("all").manifest["train_on"] == "all"
 
 
+def test_a_key_that_the_template_does_not_read(here, command):
+    lines = chat_lines(here)
+    row = json.loads((here / "in.jsonl").read_text().splitlines()[0])
+    row["messages"][-1]["mood"] = "glad"
+    (here / "in.jsonl").write_text(json.dumps(row) + "\n")
+    code, _, err = command(*lines)
+    assert code == 3
+    assert "got 'mood' in message" in err
+    assert "pass --ignore-keys mood" in err
+    lines[3] = "without"
+    assert command(*lines, "--ignore-keys", "mood")[0] == 0
+    assert Corpus("without").manifest["ignore_keys"] == ["mood"]
+
+
 def test_bos_and_eos_of_a_model(here, command, bpe):
     """Its tokenizer_config.json names them; here others than the usual ones."""
     (here / "model").mkdir()

@@ -56,6 +56,7 @@ def test_every_record_is_on_one_side_and_a_new_one_moves_none(tmp_path):
 def test_the_number_of_a_record_ignores_the_order_of_its_fields():
     assert number_of({"a": 1, "b": [2]}) == number_of({"b": [2], "a": 1})
     assert number_of({"a": 1}) != number_of({"a": 2})
+    assert number_of({"a": [{"x": 1}]}) == number_of({"a": [{"x": 1, "y": None}], "b": None})
     numbers = [number_of({"i": i}) for i in range(1000)]
     assert 0.45 < np.mean(numbers) < 0.55  # uniform: the standard error is 0.009
     assert 0 <= min(numbers) < max(numbers) < 1

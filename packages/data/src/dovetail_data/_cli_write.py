@@ -53,9 +53,9 @@ _TRAINED = ("assistant", "last", "all")
 # The options of the command line that each encoder takes.
 _TAKES = {
     "text": ("tokenizer", "field"),
-    "chat": ("tokenizer", "field", "template", "train_on"),
-    "preference": ("tokenizer", "template"),
-    "prompt": ("tokenizer", "field", "template"),
+    "chat": ("tokenizer", "field", "template", "train_on", "ignore_keys"),
+    "preference": ("tokenizer", "template", "ignore_keys"),
+    "prompt": ("tokenizer", "field", "template", "ignore_keys"),
     "image": ("field",),
 }
 
@@ -89,6 +89,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--template", type=Path, metavar="PATH", help="chat template, or a model's directory")
     add("--field", metavar="NAME", help="field with the text, the messages or the image")
     add("--train-on", choices=_TRAINED, help="messages of a chat to train on (assistant)")
+    add("--ignore-keys", nargs="+", metavar="KEY", help="keys of messages that nobody need read")
     add("--workers", type=int, default=1, metavar="N", help="number of processes that encode (1)")
     add("--hosts", type=int, metavar="N", help="number of Ray workers that encode and write shards")
     add("--ray", metavar="ADDRESS", help="Ray cluster of --hosts (default: a local one, started)")
@@ -202,7 +203,7 @@ def _ending(path: PurePath) -> str:
 
 def _encoder(args: argparse.Namespace) -> Encoder:
     takes = _TAKES[args.encoder]
-    for option in ("tokenizer", "field", "template", "train_on"):
+    for option in ("tokenizer", "field", "template", "train_on", "ignore_keys"):
         if getattr(args, option) is not None and option not in takes:
             others = [name for name, options in _TAKES.items() if option in options]
             raise ValueError(
@@ -216,16 +217,18 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     if args.encoder == "text":
         return Text(tokenizer, **field)
     template = None if args.template is None else _template(args.template, tokenizer)
+    ignored = {"ignore_keys": args.ignore_keys or ()}
     if args.encoder == "preference":
-        return Preference(tokenizer, template=template)
+        return Preference(tokenizer, template=template, **ignored)
     if args.encoder == "prompt":
-        return Prompt(tokenizer, template=template, **field)
+        return Prompt(tokenizer, template=template, **field, **ignored)
     if template is None:
         raise ValueError(
             "chats must have a template: got --encoder chat without --template. Pass the "
             "directory of the model that is to be tuned, or its chat_template.jinja."
         )
-    return Chat(tokenizer, template=template, train_on=args.train_on or "assistant", **field)
+    train_on = args.train_on or "assistant"
+    return Chat(tokenizer, template=template, train_on=train_on, **field, **ignored)
 
 
 def tokenizer_of(name: str) -> Bytes | Pretrained:

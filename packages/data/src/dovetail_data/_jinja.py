@@ -86,6 +86,14 @@ def with_turns(source: str) -> jinja2.Template:
     return made.from_string(marked)
 
 
+def names(source: str) -> frozenset[str]:
+    """Returns the attributes that a template reads, and its strings: the keys among them."""
+    tree = environment().parse(source)
+    attributes = (node.attr for node in tree.find_all(nodes.Getattr))
+    strings = (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    return frozenset({*attributes, *strings})
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Refuses accesses to Python's own objects. Jinja's sandbox would print them as nothing."""
 

@@ -20,14 +20,13 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from dovetail_data._arguments import require_datetime, require_name, require_path, wrong
+from dovetail_data._message_keys import plain, without_nulls
 from dovetail_data._template_files import find_source, read_json, text_of
 
 Message: TypeAlias = Mapping[str, Any]
 
 # Unicode sets these 32 apart for use inside a program; text hardly ever holds one.
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-# Data sets use one of these names for the reasoning of a message; templates read the first two.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,8 +184,8 @@ class Template:
     ) -> Rendered:
         """Renders messages to text, as `apply_chat_template` of transformers does.
 
-        A field of a message that is None counts as absent. The reasoning of a message may have any
-        of its three usual names: reasoning_content, thinking, reasoning.
+        A key with None counts as absent, in messages, calls and tools. The reasoning of a message
+        may have any of its three usual names: reasoning_content, thinking, reasoning.
 
         Args:
             messages: The conversation, such as [{"role": "user", "content": "Hello"}].
@@ -239,6 +238,18 @@ class Template:
         marked = self._write(self._by_turn, values, opens, closes)
         return _turns(marked, text, opens, closes)
 
+    def reads(self, key: str) -> bool:
+        """Whether the template names a key of messages, or prints messages whole."""
+        return key in self._names or self._prints_messages
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return _dialect().names(self.source)
+
+    @functools.cached_property
+    def _prints_messages(self) -> bool:
+        return self._writes("x", dovetail_key="dovetail")
+
     @functools.cached_property
     def takes_text(self) -> bool:
         """Whether the template accepts a string as content.
@@ -255,8 +266,8 @@ class Template:
         """
         return self._writes([{"type": "text", "text": "dovetail"}])
 
-    def _writes(self, content: str | list[dict[str, str]]) -> bool:
-        values = {"messages": [{"role": "user", "content": content}], "tools": None}
+    def _writes(self, content: str | list[dict[str, str]], **keys: str) -> bool:
+        values = {"messages": [{"role": "user", "content": content, **keys}], "tools": None}
         try:
             text = self._write(self._compiled, {**values, "add_generation_prompt": False})
         except ValueError:  # "a" + [..] is how many fail
@@ -312,18 +323,6 @@ def _dialect() -> ModuleType:
     return _jinja
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """Returns the message without fields that are None, its reasoning under each usual name.
-
-    Columns of a table have a value in every row, so an absent field comes as None.
-    """
-    present = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((present[name] for name in _REASONING if name in present), None)
-    if reasoning is None:
-        return present
-    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
-
-
 def _values(
     messages: Sequence[Message],
     tools: Sequence[Any] | None,
@@ -337,8 +336,8 @@ def _values(
     clock = (
         {} if require_datetime(now) is None else {"strftime_now": functools.partial(_strftime, now)}
     )
-    given = [_plain(message) for message in messages]
-    fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+    given = [plain(message) for message in messages]
+    fixed = {"tools": without_nulls(tools), "add_generation_prompt": add_generation_prompt}
     return {"messages": given, **fixed, **clock}
 
 

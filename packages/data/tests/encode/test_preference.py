@@ -288,3 +288,24 @@ def test_fingerprints_tell_what_changes_the_arrays(bpe):
         "template": LINES.fingerprint,
         "tools_field": "tools",
     }
+
+
+def test_weights_of_a_preference_count_in_the_prompt_alone():
+    """Its mask is the answer; messages of the prompt have no loss anyway."""
+    template = Template("{% for m in messages %}{{ m.role[0] + m.content }}{% endfor %}")
+    prompt = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "weight": 0},
+        {"role": "user", "content": "c", "weight": 1},
+    ]
+    good, bad = ([{"role": "assistant", "content": text}] for text in "xy")
+    encode = Preference(Bytes(), template=template)
+    records = [
+        {"prompt": prompt, "chosen": good, "rejected": bad},
+        {"chosen": prompt + good, "rejected": prompt + bad},
+    ]
+    for document in encode(records):
+        assert document.arrays["chosen_mask"].tolist() == [0, 0, 0, 0, 0, 0, 1, 1][-8:]
+    good[0]["weight"] = 0
+    for result in encode(records):
+        assert "counts as a whole: got weight=0 in chosen[" in result.error

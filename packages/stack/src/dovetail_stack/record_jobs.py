@@ -115,7 +115,8 @@ def _encoder(run: FromRecords, tokenizer: "Pretrained", directory: Path) -> "Enc
     if isinstance(run, Chat):
         return dialogue.chats(tokenizer, template, run.dialogue)
     margin = run.reward.margin if isinstance(run, Reward) else None
-    return dialogue.pairs(tokenizer, template, numbers=[margin] if margin else [])
+    options = {"numbers": [margin] if margin else [], "ignore_keys": run.dialogue.ignore_keys}
+    return dialogue.pairs(tokenizer, template, **options)
 
 
 def _recipe(run: FromRecords, directory: Path, mesh: "Mesh | AbstractMesh") -> "Recipe":

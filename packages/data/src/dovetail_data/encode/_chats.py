@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from dovetail_data._message_keys import unread, without_nulls
 from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Rendered, Template
 from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer, require_tokenizer
+
+WEIGHT = "weight"  # of a message in OpenAI's format for tuning: 0 or 1
 
 
 class MalformedError(ValueError):
@@ -81,7 +84,9 @@ def _attempt(
 class Renderer:
     """A template applied to records. A fault of the record is a MalformedError."""
 
-    def __init__(self, tokenizer: ChatTokenizer, template: Template) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, template: Template, *, ignore_keys: Sequence[str] = ()
+    ) -> None:
         if not isinstance(template, Template):
             raise TypeError(
                 f"template must be a Template: got template={template!r:.200} of type "
@@ -89,6 +94,7 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self.template = template
+        self._ignored = (WEIGHT, *check_ignored(ignore_keys))
 
     def text(
         self,
@@ -97,6 +103,8 @@ class Renderer:
         tools: Sequence[Any] | None,
         add_generation_prompt: bool = False,
     ) -> Rendered:
+        for i, message in enumerate(messages):
+            self._check_read(message, f"message {i} of {len(messages)}")
         try:
             return self.template.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt
@@ -105,7 +113,10 @@ class Renderer:
             raise MalformedError(str(error)) from error
 
     def messages(self, value: Any, *, field: str) -> list[dict[str, Any]]:
-        """Returns the messages under `field`, checked, with contents as the template wants them."""
+        """Returns the messages under `field`, checked, with contents as the template wants them.
+
+        They have no nulls, no weights and none of the ignored keys.
+        """
         if not isinstance(value, list) or not value:
             raise MalformedError(
                 f"a chat must be a list of messages: got {field}={_short(value)}. Write "
@@ -125,7 +136,7 @@ class Renderer:
                 "Write a list, or leave the field out."
             )
         self._refuse_specials(value, str(field))
-        return value
+        return without_nulls(value)
 
     def _message(self, message: Any, where: str) -> dict[str, Any]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -133,6 +144,16 @@ class Renderer:
                 f"a message must be an object with a string as role: got {where}="
                 f'{_short(message)}. Write {{"role": "user", "content": ..}}.'
             )
+        message = without_nulls(message)
+        weight = message.get(WEIGHT, 1)
+        if isinstance(weight, bool) or weight not in (0, 1):
+            raise MalformedError(
+                f"a message's weight must be 0 or 1: got {where} with weight={_short(weight)}. "
+                "Write 0 to train on no id of it, or leave weight out."
+            )
+        message = {key: x for key, x in message.items() if key not in self._ignored}
+        if isinstance(message.get("content"), list):
+            message["content"] = [self._kept(part) for part in message["content"]]
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
             raise MalformedError(
@@ -141,14 +162,30 @@ class Renderer:
             )
         self._refuse_specials(message, where)
         if content is None:
-            return message
+            return {**message, "content": None}
         if isinstance(content, str):
             if self.template.takes_text or not self.template.takes_parts:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
         texts = _part_texts(content, where)
+        for part in content if isinstance(content, list) else [content]:
+            self._check_read(part, f"a part of {where}")
         self._refuse_specials("".join(texts), where)  # a token may be cut between two parts
         return message if self.template.takes_parts else {**message, "content": "".join(texts)}
+
+    def _kept(self, part: Any) -> Any:
+        """Returns a part of a content without the ignored keys."""
+        if not isinstance(part, dict):
+            return part
+        return {key: x for key, x in part.items() if key not in self._ignored}
+
+    def _check_read(self, fields: Mapping[str, Any], where: str) -> None:
+        if key := unread(fields, self.template.reads):
+            raise MalformedError(
+                f"each key of a message must be read by the template: got {key!r} in {where}, "
+                f"which it does not name. Take it out of the records, or pass "
+                f"ignore_keys=[{key!r}]."
+            )
 
     def _refuse_specials(self, value: Any, where: str) -> None:
         """Refuses special tokens: a message must not forge the message of another role."""
@@ -159,6 +196,30 @@ class Renderer:
                     f"{where}. Take it out: it would become the token, which only the template "
                     "may write."
                 )
+
+
+def silent(messages: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Returns the numbers of the messages with weight 0, which are not trained."""
+    return {i for i, message in enumerate(messages) if message.get(WEIGHT) == 0}
+
+
+def check_ignored(keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns the keys to ignore; TypeError for a string, ValueError for a key that is read."""
+    if isinstance(keys, str):
+        raise TypeError(
+            f"ignore_keys must be a sequence of keys: got ignore_keys={keys!r}. Pass [{keys!r}]."
+        )
+    if read := sorted({"role", "content", WEIGHT}.intersection(keys)):
+        raise ValueError(
+            f"ignore_keys must be keys that no training reads: got {read[0]!r}. Leave it out, and "
+            "take it out of the records."
+        )
+    return tuple(keys)
+
+
+def ignored(keys: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the entry of a manifest; none without keys, for the fingerprints of old corpora."""
+    return {"ignore_keys": sorted(keys)} if keys else {}
 
 
 def reader(tokenizer: Tokenizer) -> ChatTokenizer:

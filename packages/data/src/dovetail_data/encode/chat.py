@@ -19,7 +19,7 @@ from dovetail_data.encode._turns import Turns
 from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.template import Template
+from dovetail_data.template import Rendered, Template
 from dovetail_data.tokenizer import ChatTokenizer, Encoding
 
 TrainOn = Literal["assistant", "last", "all"]
@@ -30,8 +30,10 @@ class Chat:
 
     Nothing is added to the template's text. It alone writes bos; if it writes no end of turn, or
     writes it outside its {% generation %} blocks, the model does not learn to stop. Nothing is cut.
-    A message with the text of a special token is corrupt, and so is a conversation with an
-    ambiguous rendering. A conversation without trained ids is dropped.
+    A message of the assistant with "weight": 0 is not trained. A key with null counts as absent.
+    A message with the text of a special token is corrupt, and so are one with a key that the
+    template does not read, and a conversation with an ambiguous rendering. A conversation without
+    trained ids is dropped.
 
     Args:
         tokenizer: `Pretrained`, `Bytes` or another `ChatTokenizer`.
@@ -45,6 +47,7 @@ class Chat:
         field: Name of the field with the list of messages.
         tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
             tools.
+        ignore_keys: Keys of messages to leave out, though the template does not read them.
 
     Raises:
         TypeError: The tokenizer has no `encode_with_specials` or `find_special`, or `template` is
@@ -69,6 +72,7 @@ class Chat:
         train_on: TrainOn = "assistant",
         field: str = "messages",
         tools_field: str | None = "tools",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         if train_on not in ("assistant", "last", "all"):
             raise ValueError(
@@ -80,7 +84,7 @@ class Chat:
         if tools_field is not None:
             require_name("tools_field", tools_field, "tools")
         self.train_on, self.field, self.tools_field = train_on, field, tools_field
-        self.renderer = _chats.Renderer(self.tokenizer, template)
+        self.renderer = _chats.Renderer(self.tokenizer, template, ignore_keys=ignore_keys)
         self.turns = Turns(template)
         self.layout: Mapping[str, Field] = {
             "tokens": ids(tokenizer.vocab_size),
@@ -94,6 +98,7 @@ class Chat:
             "train_on": train_on,
             "field": field,
             "tools_field": tools_field,
+            **_chats.ignored(ignore_keys),
         }
         self.fingerprint: str = _chats.digest(self.manifest)
 
@@ -104,19 +109,36 @@ class Chat:
         messages = self.renderer.messages(record.get(self.field), field=self.field)
         tools = self.renderer.tools(record, self.tools_field)
         whole = self.renderer.text(messages, tools=tools)
+        spoken = [i for i, said in enumerate(messages) if said["role"] == "assistant"]
+        silent = _chats.silent(record[self.field])
         if self.train_on == "all":
-            finish = _document_of_all
-        else:
-            spoken = [i for i, said in enumerate(messages) if said["role"] == "assistant"]
-            learnt = spoken[-1:] if self.train_on == "last" else spoken
-            blocks = self.renderer.template.generation
-            spans = (
-                self._blocks(messages, tools, learnt, whole.spans)
-                if blocks
-                else self._spoken(messages, tools, learnt, whole.text)
+            _check_spoken(silent - set(spoken), self.field)
+            left_out = self._spans(messages, tools, sorted(silent), whole)
+            return _chats.Prepared(
+                texts=[whole.text],
+                finish=functools.partial(_document_of_all, left_out, len(whole.text)),
             )
-            finish = functools.partial(_document, spans, len(whole.text))
+        wanted = spoken[-1:] if self.train_on == "last" else spoken
+        learnt = [i for i in wanted if i not in silent]
+        spans = whole.spans
+        if not self.renderer.template.generation or learnt != spoken:
+            spans = self._spans(messages, tools, learnt, whole)
+        finish = functools.partial(_document, spans, len(whole.text))
         return _chats.Prepared(texts=[whole.text], finish=finish)
+
+    def _spans(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        learnt: Sequence[int],
+        whole: Rendered,
+    ) -> Sequence[tuple[int, int]]:
+        """Returns the spans of the text that the messages `learnt` of the assistant wrote."""
+        if not learnt:
+            return []
+        if self.renderer.template.generation:
+            return self._blocks(messages, tools, learnt, whole.spans)
+        return self._spoken(messages, tools, learnt, whole.text)
 
     def _blocks(
         self,
@@ -125,10 +147,29 @@ class Chat:
         learnt: Sequence[int],
         spans: Sequence[tuple[int, int]],
     ) -> Sequence[tuple[int, int]]:
-        """Returns the spans of the template's blocks; with "last", those of the last message."""
-        if self.train_on != "last" or not learnt or learnt[0] == 0:
-            return spans
-        return spans[len(self.renderer.text(messages[: learnt[0]], tools=tools).spans) :]
+        """Returns the spans of the blocks that messages wrote."""
+        template, roles = self.renderer.template, [said["role"] for said in messages]
+        try:
+            turns = template.render_turns(messages, tools=tools).spans
+        except ValueError:  # a filter of the template changes the blocks
+            turns = ()
+        if len(turns) == roles.count("assistant"):
+            within = [turns[roles[:i].count("assistant")] for i in learnt]
+            return [span for a, b in within for span in spans if a <= span[0] and span[1] <= b]
+        prompts = [
+            (i, self.renderer.text(messages[:i], tools=tools))
+            for i in sorted({n for i in learnt for n in (i, i + 1)} - {0, len(messages)})
+        ]
+        before = {0: 0, len(messages): len(spans)}
+        for i, prompt in prompts:
+            before[i] = len(prompt.spans)
+            if prompt.spans != tuple(spans[: before[i]]):
+                raise _chats.AmbiguousError(
+                    "ambiguous template: it must write the blocks of the first messages as it does "
+                    f"among all: got other blocks for the first {i} of {len(messages)}. Write the "
+                    "messages in one loop, or leave out weight and train_on."
+                )
+        return [span for i in learnt for span in spans[before[i] : before[i + 1]]]
 
     def _spoken(
         self,
@@ -144,7 +185,8 @@ class Chat:
             turns = self.turns.spoken(messages, tools=tools)
             if turns is None:
                 raise
-            return turns[-1:] if self.train_on == "last" else turns
+            spoken = [i for i, said in enumerate(messages) if said["role"] == "assistant"]
+            return [turns[spoken.index(i)] for i in learnt]
 
     def _added(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, i: int, whole: str
@@ -171,9 +213,22 @@ def _document(
     return _learnt(encoding.ids, mask)
 
 
-def _document_of_all(encodings: Sequence[Encoding]) -> Document | None:
+def _document_of_all(
+    left_out: Sequence[tuple[int, int]], characters: int, encodings: Sequence[Encoding]
+) -> Document | None:
     (encoding,) = encodings
-    return _learnt(encoding.ids, (np.arange(len(encoding.ids)) > 0).astype(np.uint8))
+    mask = 1 - _chats.cover(encoding.spans, left_out, characters=characters)
+    mask[:1] = 0
+    return _learnt(encoding.ids, mask)
+
+
+def _check_spoken(silent: set[int], field: str) -> None:
+    """Refuses weight 0 of other messages, whose text has no place of its own in the template's."""
+    if silent:
+        raise _chats.MalformedError(
+            'a message with weight 0 must be the assistant\'s with train_on="all": got weight=0 in '
+            f'{field}[{min(silent)}]. Leave weight out there, or pass train_on="assistant".'
+        )
 
 
 def _learnt(tokens: np.ndarray, mask: np.ndarray) -> Document | None:

@@ -39,6 +39,7 @@ class Preference:
             tools.
         fields: Other fields of the records to keep, as arrays of a fixed shape, such as
             {"margin": values("float32")}. Both rows of a pair have them.
+        ignore_keys: Keys of messages to leave out, though the template does not read them.
 
     Raises:
         TypeError: The tokenizer cannot read the output of templates.
@@ -59,6 +60,7 @@ class Preference:
         template: Template | None = None,
         tools_field: str | None = "tools",
         fields: Mapping[str, Field] | None = None,
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         require_tokenizer(tokenizer)
         if tools_field is not None:
@@ -66,7 +68,9 @@ class Preference:
         self.tokenizer = tokenizer
         self.tools_field = tools_field
         self.renderer = (
-            None if template is None else _chats.Renderer(_chats.reader(tokenizer), template)
+            None
+            if template is None
+            else _chats.Renderer(_chats.reader(tokenizer), template, ignore_keys=ignore_keys)
         )
         mask = Field(dtype="|u1")
         own = {
@@ -83,6 +87,7 @@ class Preference:
             "template": None if template is None else template.fingerprint,
             "tools_field": tools_field,
             **described_fields(self._fields),
+            **_chats.ignored(ignore_keys),
         }
         self.fingerprint: str = _chats.digest(self.manifest)
 
@@ -148,6 +153,7 @@ class Preference:
 def _conversations(renderer: _chats.Renderer, record: Record) -> list[list[dict[str, Any]]]:
     """Returns prompt, chosen and rejected of a record, as messages."""
     chosen, rejected = (renderer.messages(record.get(side), field=side) for side in _SIDES)
+    silent = {side: _chats.silent(record[side]) for side in _SIDES}
     if isinstance(record.get("prompt"), list):
         prompt = renderer.messages(record["prompt"], field="prompt")
     else:
@@ -157,12 +163,23 @@ def _conversations(renderer: _chats.Renderer, record: Record) -> list[list[dict[
             count -= 1
         prompt, chosen, rejected = chosen[:count], chosen[count:], rejected[count:]
         _check_shared(prompt, chosen, rejected, record.get("prompt"))
+    _check_weights(silent, 0 if isinstance(record.get("prompt"), list) else len(prompt))
     if prompt[-1]["role"] == "assistant":
         raise _chats.MalformedError(
             "a prompt must not end with what the assistant said: got prompt[-1] with "
             "role='assistant'. Move that message to chosen and rejected."
         )
     return [prompt, chosen, rejected]
+
+
+def _check_weights(silent: Mapping[str, set[int]], start: int) -> None:
+    """Refuses weight 0 in an answer, from message `start` on: its ids are compared as a whole."""
+    for side, numbers in silent.items():
+        if within := sorted(i for i in numbers if i >= start):
+            raise _chats.MalformedError(
+                "an answer of a preference counts as a whole: got weight=0 in "
+                f"{side}[{within[0]}]. Leave weight out, or move the message to the prompt."
+            )
 
 
 def _check_shared(

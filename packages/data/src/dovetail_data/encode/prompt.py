@@ -32,6 +32,7 @@ class Prompt:
         field: Name of the field with the prompt.
         tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
             tools.
+        ignore_keys: Keys of messages to leave out, though the template does not read them.
 
     Raises:
         TypeError: The tokenizer cannot read the output of templates.
@@ -51,6 +52,7 @@ class Prompt:
         template: Template | None = None,
         field: str = "prompt",
         tools_field: str | None = "tools",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         require_tokenizer(tokenizer)
         require_name("field", field, "prompt")
@@ -59,7 +61,9 @@ class Prompt:
         self.tokenizer = tokenizer
         self.field, self.tools_field = field, tools_field
         self.renderer = (
-            None if template is None else _chats.Renderer(_chats.reader(tokenizer), template)
+            None
+            if template is None
+            else _chats.Renderer(_chats.reader(tokenizer), template, ignore_keys=ignore_keys)
         )
         self.layout: Mapping[str, Field] = {
             "tokens": ids(tokenizer.vocab_size),
@@ -72,6 +76,7 @@ class Prompt:
             "template": None if template is None else template.fingerprint,
             "field": field,
             "tools_field": tools_field,
+            **_chats.ignored(ignore_keys),
         }
         self.fingerprint: str = _chats.digest(self.manifest)
 

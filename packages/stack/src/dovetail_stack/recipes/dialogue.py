@@ -69,7 +69,8 @@ def chats(tokenizer: Pretrained, template: Template, conversations: Conversation
         template: The chat template.
         conversations: The messages to train on.
     """
-    return Chat(tokenizer, template=template, train_on=conversations.train_on)
+    options = {"train_on": conversations.train_on, "ignore_keys": conversations.ignore_keys}
+    return Chat(tokenizer, template=template, **options)
 
 
 def answered(record: Record) -> Record | Corrupt:
@@ -91,16 +92,23 @@ def whole(record: Record) -> Record:
     return record
 
 
-def pairs(tokenizer: Pretrained, template: Template, *, numbers: Sequence[str] = ()) -> Preference:
+def pairs(
+    tokenizer: Pretrained,
+    template: Template,
+    *,
+    numbers: Sequence[str] = (),
+    ignore_keys: Sequence[str] = (),
+) -> Preference:
     """Returns the encoder of pairs of answers.
 
     Args:
         tokenizer: The model's tokenizer.
         template: The chat template.
         numbers: Fields of the records to keep, one number each.
+        ignore_keys: See `dovetail_data.Preference`.
     """
     fields = {name: values("float32") for name in numbers}
-    return Preference(tokenizer, template=template, fields=fields)
+    return Preference(tokenizer, template=template, fields=fields, ignore_keys=ignore_keys)
 
 
 def as_messages(record: Record) -> Record:

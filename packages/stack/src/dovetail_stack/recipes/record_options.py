@@ -62,6 +62,7 @@ class Dialogue:
     Args:
         template: Jinja file. None: the template of the model's directory.
         date: Day that templates with a date write, YYYY-MM-DD.
+        ignore_keys: See `dovetail_data.Chat`.
     """
 
     template: str | None = declared(
@@ -73,6 +74,13 @@ class Dialogue:
     )
     date: str | None = declared(
         None, "day that a template with a date writes, as YYYY-MM-DD", type=str
+    )
+    ignore_keys: tuple[str, ...] = declared(
+        (),
+        "keys of messages to leave out, though the template does not read them",
+        type=str,
+        nargs="+",
+        metavar="KEY",
     )
 
     def __post_init__(self) -> None:

@@ -88,11 +88,20 @@ def _numbers(share: Share, part: Part) -> tuple[int, ...]:
 
 
 def number_of(record: Record) -> float:
-    """Returns a number in [0, 1) that depends only on the content of a record."""
-    text = json.dumps(record, sort_keys=True, default=repr)
+    """Returns a number in [0, 1) that depends only on the content of a record.
+
+    Columns of Parquet have null for an absent key, and lines of JSON need not.
+    """
+    text = json.dumps(_without_nulls(record), sort_keys=True, default=repr)
     return (
         int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:6], "big") / 2**48
     )
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(x) for key, x in value.items() if x is not None}
+    return [_without_nulls(x) for x in value] if isinstance(value, list) else value
 
 
 def opened(files: Sequence[str | Path]) -> Source:

@@ -12,12 +12,13 @@ gigabytes, is a chunk of its own. The first process reads it and sends the recor
 import collections
 import dataclasses
 import itertools
+import os
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
 from dovetail_data._processes import Processes
-from dovetail_data.encode.encoder import Document, Encoder
+from dovetail_data.encode.encoder import Document, Encoder, Located
 from dovetail_data.record import Codec
 from dovetail_data.sources.source import Corrupt, Part, Record, Source
 
@@ -176,6 +177,14 @@ class Job:
 
     def _records(self, piece: Piece) -> Iterator[Record | Corrupt]:
         """Yields the records of a piece, and takes them out of it: one may be large."""
+        directory = os.path.dirname(piece.input_part.path)
+        for record in self._given(piece):
+            if isinstance(self.encoder, Located) and not isinstance(record, Corrupt):
+                yield self.encoder.located(record, directory)
+            else:
+                yield record
+
+    def _given(self, piece: Piece) -> Iterator[Record | Corrupt]:
         if piece.records is None:
             yield from self.source.read(piece.input_part)
             return

@@ -1,9 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
+
 import numpy as np
 import pytest
 
-from dovetail_data import Corrupt, Image
+from dovetail_data import Corrupt, Image, jsonl, write
 from dovetail_data.pixels import encode_png
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -46,3 +48,29 @@ def test_a_cut_file_is_corrupt():
 def test_the_fingerprint_follows_the_fields():
     names = {Image().fingerprint, Image(field="png").fingerprint, Image(label="kind").fingerprint}
     assert len(names) == 3
+
+
+def test_paths_are_relative_to_the_file_of_the_records(tmp_path, monkeypatch):
+    """The working directory is another one, with another picture of the same name."""
+    pictures = [PIXELS, PIXELS + 1, PIXELS + 2]
+    for name, pixels in zip(["here/a.png", "here/sub/b.png", "c.png"], pictures, strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encode_png(pixels))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.png").write_bytes(encode_png(PIXELS + 9))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    given = [
+        "a.png",
+        {"bytes": None, "path": "sub/b.png"},
+        {"path": "../c.png"},
+        str(tmp_path / "c.png"),
+        {"bytes": None, "path": "no.png"},
+    ]
+    rows = [{"image": image, "label": i} for i, image in enumerate(given)]
+    (tmp_path / "here" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = write(jsonl("../here/in.jsonl"), "corpus", encoder=Image(), max_corrupt=1)
+    own = [corpus[i]["image"].tobytes() for i in range(4)]
+    assert own == [encode_png(pictures[i]) for i in (0, 1, 2, 2)]
+    (lost,) = corpus.corrupt
+    assert lost.where == "in.jsonl:5"
+    assert f"got '{tmp_path / 'here' / 'no.png'}': No such file" in lost.error

@@ -68,3 +68,17 @@ class Encoder(Protocol):
         `Corrupt` reports a record that this encoder cannot read.
         """
         ...
+
+
+@runtime_checkable
+class Located(Protocol):
+    """An encoder of records that name files. Paths are relative to the file of the record."""
+
+    def located(self, record: Record, directory: str) -> Record:
+        """Returns the record with absolute paths.
+
+        Args:
+            record: The record.
+            directory: Directory of the file that it comes from.
+        """
+        ...

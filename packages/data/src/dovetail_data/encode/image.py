@@ -3,6 +3,7 @@
 """Images with labels."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from dovetail_data.sources.source import Corrupt, Record
 class Image:
     """Encodes labelled images: `image`, the bytes of a file, and `label`. Needs the extra `images`.
 
-    An image is the bytes of a file, {"bytes": .., "path": ..} as Hugging Face datasets store it, or
-    an array u8[H, W] or u8[H, W, 3], stored as PNG. Files are stored unchanged; one that cannot be
+    An image is the bytes of a file, its path, {"bytes": .., "path": ..} as Hugging Face datasets
+    store it, or an array u8[H, W] or u8[H, W, 3], stored as PNG. A path is relative to the file of
+    the records, such as a JSONL file. Files are stored unchanged; one that is missing or cannot be
     decoded is corrupt.
 
     Args:
@@ -56,6 +58,16 @@ class Image:
         require_records(records)
         return with_values(records, [self._document(record) for record in records], self._fields)
 
+    def located(self, record: Record, directory: str) -> Record:
+        """Returns the record with the path of its image, if it has one, below `directory`."""
+        image = record.get(self.field)
+        if isinstance(image, str):
+            return {**record, self.field: os.path.join(directory, image)}
+        path = image.get("path") if isinstance(image, Mapping) else None
+        if not isinstance(path, str):
+            return record
+        return {**record, self.field: {**image, "path": os.path.join(directory, path)}}
+
     def _document(self, record: Record) -> Document | Corrupt:
         label = record.get(self.label)
         if isinstance(label, bool) or not isinstance(label, int | np.integer):
@@ -72,16 +84,28 @@ class Image:
         return Document(arrays={"image": image, "label": np.array(label, np.int64)})
 
     def _content(self, image: Any) -> bytes:
-        if isinstance(image, Mapping) and {"bytes", "path"} <= set(image):
-            if image["bytes"] is None:
-                return Path(image["path"]).read_bytes()
-            image = image["bytes"]
+        if isinstance(image, Mapping) and "path" in image:
+            image = image["path"] if image.get("bytes") is None else image["bytes"]
+        if isinstance(image, str):
+            return _read(image)
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3):
             return encode_png(image)
         if not isinstance(image, bytes):
             raise ValueError(
-                f"an image must be bytes, {{'bytes', 'path'}} or u8[H, W(, 3)]: got "
-                f"{type(image).__name__} under field={self.field!r}. Pass Image(field=...) its "
+                f"an image must be bytes, a path, {{'bytes', 'path'}} or u8[H, W(, 3)]: "
+                f"got {type(image).__name__} under field={self.field!r}. Pass Image(field=...) its "
                 "name."
             )
         return image
+
+
+def _read(path: str) -> bytes:
+    """Returns the bytes of a file; ValueError with its path if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the file of an image must be readable: got {os.path.abspath(path)!r}: "
+            f"{error.strerror or error}. Correct its path, which is relative to the file of the "
+            "records, or leave the record out."
+        ) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dovetail_data._remote import Store, cache_directory
+from dovetail_data.sources import _shards
 
 Remote: TypeAlias = tuple[str, Store, str, dict[str, Any]]
 """The URL of a file, its store, its name in the store, and what the file system says of it."""
@@ -36,6 +37,7 @@ def find(urls: Sequence[str], patterns: Sequence[str]) -> list[Remote]:
             out.append((store.url, store, "", of_file))
             continue
         matches = {n: entry for pattern in patterns for n, entry in store.files(pattern).items()}
+        _shards.check(list(matches), where=url)
         if of_file is None and not matches:
             raise ValueError(f"a source must exist: got path={url!r}. Correct its spelling.")
         out += [(f"{store.url}/{name}", store, name, entry) for name, entry in matches.items()]

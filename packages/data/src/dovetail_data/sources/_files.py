@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dovetail_data import compression
 from dovetail_data._arguments import is_remote, require_name, require_path, wrong
-from dovetail_data.sources import _fetched
+from dovetail_data.sources import _fetched, _shards
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -160,6 +160,9 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
     remote = _fetched.find(urls, patterns) if urls else []
     given = [require_path("paths", path) for path in listed if not is_remote(path)]
     files = [os.path.abspath(file) for path in given for file in _expand(Path(path), patterns)]
+    for path in given:
+        if Path(path).is_dir():
+            _shards.check_directory(_expand(Path(path), patterns), where=str(path))
     files += [url for url, *_ in remote]
     if not files:
         raise ValueError(

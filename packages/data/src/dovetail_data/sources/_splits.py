@@ -7,9 +7,10 @@ dataset": data_files in README.md if it names them, otherwise the names of the f
 """
 
 import collections
+import contextlib
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -60,20 +61,71 @@ def declared(directory: Path) -> Splits | None:
         ValueError: There are several configurations without a default, or one that says more than
             the files of each split.
     """
+    with _reading(directory, "configs must list the files of each split") as content:
+        if "configs" not in content:
+            return None
+        patterns = _patterns(_default(content["configs"]))
+    return {split: _glob(directory, globs) for split, globs in patterns.items()}
+
+
+def declared_rows(directory: Path) -> dict[str, int]:
+    """Returns `num_examples` of each split, from the `dataset_info` at the top of README.md.
+
+    Needs the extra `hub` if it is there.
+
+    Raises:
+        ValueError: `dataset_info` is no mapping with splits, nor a list of those.
+    """
+    with _reading(directory, "dataset_info must list the rows of each split") as content:
+        name = _default(content["configs"]).get("config_name") if "configs" in content else None
+        return _rows(content.get("dataset_info"), name)
+
+
+@contextlib.contextmanager
+def _reading(directory: Path, rule: str) -> Iterator[dict[str, Any]]:
+    """Yields the YAML at the top of README.md, if it has the key that `rule` begins with."""
     readme = directory / "README.md"
     front = _front_matter(readme.read_text(encoding="utf-8")) if readme.is_file() else ""
-    if not re.search(r"^configs\s*:", front, re.MULTILINE):
-        return None
+    key = rule.partition(" ")[0]
+    if not re.search(rf"^{key}\s*:", front, re.MULTILINE):
+        yield {}
+        return
     yaml = _require_yaml()
     try:
-        patterns = _patterns(_default(yaml.safe_load(front)["configs"]))
+        yield yaml.safe_load(front)
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"the configs of README.md must list the files of each split: got {readme}: "
-            f"{reason}. Pass the files to parquet([...]), jsonl([...]) or arrow([...]) yourself."
+            f"the {key} of README.md {rule.partition(' ')[2]}: got {readme}: {reason}. Pass the "
+            "files to parquet([...]), jsonl([...]) or arrow([...]) yourself."
         ) from error
-    return {split: _glob(directory, globs) for split, globs in patterns.items()}
+
+
+def _rows(information: Any, config: str | None) -> dict[str, int]:
+    """Returns the rows of each split of a configuration.
+
+    Args:
+        information: The dataset_info, of one configuration or a list of several.
+        config: Name of the configuration. None: "default", or the only one.
+    """
+    several = information if isinstance(information, list) else [information]
+    if information is None:
+        return {}
+    if not all(isinstance(entry, dict) for entry in several):
+        raise ValueError(f"the entry {information!r:.60}, not a mapping or a list of those")
+    named = [x for x in several if x.get("config_name", "default") == (config or "default")]
+    if not named and config is None and len(several) == 1:
+        named = several
+    rows: dict[str, int] = {}
+    for split in (named[0].get("splits") or []) if named else []:
+        if not isinstance(split, dict) or not isinstance(split.get("name"), str):
+            raise ValueError(f"the split {split!r:.60}, not a mapping with a name")
+        count = split.get("num_examples")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise ValueError(f"num_examples: {count!r} of the split {split['name']!r}, no number")
+        if count is not None:
+            rows[split["name"]] = count
+    return rows
 
 
 def _front_matter(readme: str) -> str:
@@ -88,8 +140,8 @@ def _require_yaml() -> Any:
         return importlib.import_module("yaml")
     except ImportError as error:
         raise ImportError(
-            "a README.md with configs needs the package pyyaml, which is not installed: "
-            "pip install 'dovetail-data[hub]'"
+            "a README.md with configs or dataset_info needs the package pyyaml, which is not "
+            "installed: pip install 'dovetail-data[hub]'"
         ) from error
 
 

@@ -72,6 +72,13 @@ class JsonLines(_files.Listed):
         except compression.Damaged as error:
             yield Corrupt(str(error))
 
+    def count(self) -> int | None:
+        """Returns the number of lines that are not blank; None if a file is damaged."""
+        try:
+            return sum(bool(line.strip()) for part in self.parts() for line in _lines(part))
+        except compression.Damaged:
+            return None
+
     def locate(self, part: Part, i: int) -> str:
         before, blanks = _places(part, os.stat(part.path).st_mtime_ns)
         name = next(file.name for file in self.files if file.path == part.path)

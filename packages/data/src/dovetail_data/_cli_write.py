@@ -7,7 +7,7 @@ import collections
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath, PurePosixPath
-from typing import get_args
+from typing import Any, get_args
 
 from dovetail_data import _summary, compression
 from dovetail_data._command import add_json
@@ -48,6 +48,7 @@ _ENDINGS = {
     ".array_record": "array_record",
     ".bagz": "bagz",
 }
+_TABLES = ("parquet", "arrow", "hf")
 _SAVED = ("state.json", "dataset_dict.json")  # files of save_to_disk of `datasets`
 _TRAINED = ("assistant", "last", "all")
 # The options of the command line that each encoder takes.
@@ -84,6 +85,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=formats, help="format of the files (default: by their names)")
     add("--pattern", metavar="GLOB", help='files to read in directories, such as "**/*.md"')
     add("--split", help="split to read of a data set (train)")
+    add("--json-columns", nargs="+", metavar="NAME", help="columns of JSON text in tables")
     add("--encoder", choices=_TAKES, default="text", help="kind of the records (text)")
     add("--tokenizer", metavar="PATH", help="tokenizer.json, its directory, or bytes (bytes)")
     add("--template", type=Path, metavar="PATH", help="chat template, or a model's directory")
@@ -140,13 +142,13 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
                 "parquet or another to read files of several."
             )
         split = args.split or "train"
-        return _SPLIT[kind](args.paths[0], split=split), split
+        return _SPLIT[kind](args.paths[0], split=split, **_of_tables(args, kind)), split
     if args.split:
         raise ValueError(
             f"--split must be of a data set: got --split {args.split} with --format {kind}. "
             "Pass --format hf or tfds, or leave it out."
         )
-    options = {"pattern": pattern} if pattern else {}
+    options = _of_tables(args, kind) | ({"pattern": pattern} if pattern else {})
     if args.errors:
         if kind != "text":
             raise ValueError(
@@ -155,6 +157,18 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
             )
         options["errors"] = args.errors
     return _SOURCES[kind](args.paths, **options), None
+
+
+def _of_tables(args: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """Returns the options of tables that were given."""
+    if args.json_columns is None:
+        return {}
+    if kind not in _TABLES:
+        raise ValueError(
+            f"--json-columns must be of tables, {', '.join(_TABLES)}: got --json-columns "
+            f"{' '.join(args.json_columns)} with --format {kind}. Leave it out."
+        )
+    return {"json_columns": args.json_columns}
 
 
 def _guess(paths: Sequence[str | Path], pattern: str | None) -> tuple[str, str | None]:

@@ -147,7 +147,8 @@ def _sides(run: FromRecords) -> "tuple[Share, Share]":
     elif isinstance(run, Chat) and run.dialogue.train_on != "all":
         form = dialogue.answered
     examples = run.examples
-    return records.split(records.opened(examples.records), held_out=examples.held_out, form=form)
+    source = records.opened(examples.records, json_columns=examples.json_columns)
+    return records.split(source, held_out=examples.held_out, form=form)
 
 
 def encoded(run: FromRecords, out: Path) -> "Corpora":

@@ -62,6 +62,23 @@ def parse(line: bytes) -> Record | Corrupt:
     return value
 
 
+def loads(text: str | bytes | None) -> Any:
+    """Returns the value in the JSON text of a column; None for none.
+
+    Raises:
+        ValueError: `text` is no JSON, has a name twice in one object, or a lone surrogate.
+    """
+    if text is None:
+        return None
+    try:
+        value = _DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{text[:40]!r} in a column of JSON: {error}") from error
+    if lone := _lone_surrogate(value):
+        raise ValueError(f"the lone surrogate {lone!a} in a column of JSON")
+    return value
+
+
 def _lone_surrogate(value: Any) -> str | None:
     """Returns the first lone surrogate in a JSON value. Not recursive: values may nest deeply."""
     waiting = [value]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dovetail_data._arguments import require_name, wrong
+from dovetail_data.sources._json_columns import Decode
 from dovetail_data.sources.source import Corrupt, Record
 
 ROWS = 1024  # rows at a time as Python objects, which take many times the memory of a table
@@ -23,23 +24,24 @@ def require_pyarrow(name: str = "pyarrow") -> Any:
         ) from error
 
 
-def chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+def chosen(columns: Sequence[str] | None, *, argument: str = "columns") -> tuple[str, ...] | None:
     """Returns `columns` as a tuple; TypeError for a string, ValueError for an empty sequence."""
     if isinstance(columns, str):
         raise TypeError(
-            f"columns must be a sequence of names: got columns={columns!r}. "
-            f"Pass columns=[{columns!r}]."
+            f"{argument} must be a sequence of names: got {argument}={columns!r}. "
+            f"Pass {argument}=[{columns!r}]."
         )
     if isinstance(columns, Sequence) and not columns:
         raise ValueError(
-            f"columns must name at least one: got columns={columns!r}. Leave it out for all."
+            f"{argument} must name at least one: got {argument}={columns!r}. Leave it out for "
+            f"{'all' if argument == 'columns' else 'none'}."
         )
     if columns is None:
         return None
     if not isinstance(columns, Sequence) or isinstance(columns, bytes):
-        raise wrong("columns", "a sequence of names", columns, 'Pass columns=["text"].')
+        raise wrong(argument, "a sequence of names", columns, f'Pass {argument}=["text"].')
     for name in columns:
-        require_name("columns", name, "text")
+        require_name(argument, name, "text")
     return tuple(columns)
 
 
@@ -64,14 +66,19 @@ def check_columns(names: Sequence[str], columns: tuple[str, ...] | None, file: s
         )
 
 
-def records(batch: Any) -> Iterator[Record | Corrupt]:
-    """Yields the rows of a RecordBatch, with `Corrupt` for values that contradict their types."""
+def records(batch: Any, decode: Decode | None = None) -> Iterator[Record | Corrupt]:
+    """Yields the rows of a RecordBatch, with `Corrupt` for values that contradict their types.
+
+    Args:
+        batch: The batch.
+        decode: Decodes the columns of JSON text of a row.
+    """
     for start in range(0, batch.num_rows, ROWS):
         piece = batch.slice(start, ROWS)
         try:
-            rows: list[Record] | list[Record | Corrupt] = _rows(piece)
+            rows: list[Record] | list[Record | Corrupt] = _rows(piece, decode)
         except _UNREADABLE:
-            rows = [_row(piece.slice(i, 1)) for i in range(piece.num_rows)]
+            rows = [_row(piece.slice(i, 1), decode) for i in range(piece.num_rows)]
         yield from rows
 
 
@@ -80,14 +87,15 @@ def records(batch: Any) -> Iterator[Record | Corrupt]:
 _UNREADABLE = (ValueError, TypeError, KeyError, NotImplementedError, OverflowError, OSError)
 
 
-def _rows(batch: Any) -> list[Record]:
+def _rows(batch: Any, decode: Decode | None) -> list[Record]:
     batch.validate(full=True)  # offsets out of a damaged file would be read as addresses
-    return batch.to_pylist()
+    rows = batch.to_pylist()
+    return rows if decode is None else [decode(row) for row in rows]
 
 
-def _row(batch: Any) -> Record | Corrupt:
+def _row(batch: Any, decode: Decode | None) -> Record | Corrupt:
     try:
-        (record,) = _rows(batch)
+        (record,) = _rows(batch, decode)
     except _UNREADABLE as error:
         return Corrupt(
             f"the values of a row must fit their types: got {error}. "

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dovetail_data.sources import _files, _tables
+from dovetail_data.sources import _files, _json_columns, _tables
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 _PART_BYTES = 1 << 22  # large beside a batch of usual rows, small beside a worker's memory
@@ -24,12 +24,14 @@ def arrow(
     paths: _files.Paths,
     *,
     columns: Sequence[str] | None = None,
+    json_columns: Sequence[str] | None = None,
     pattern: str = "**/*.arrow",
 ) -> "ArrowFiles":
     """Reads each row of Arrow IPC streams or files as a record, in the order of the files' names.
 
-    A record is {column: value}; lists and structs are Python lists and dictionaries. A row is
-    corrupt if its values contradict their types. One corrupt item stands for each record batch that
+    A record is {column: value}; lists and structs are Python lists and dictionaries, and JSON text
+    of the type arrow.json is its value, also within those. A row is corrupt if its values
+    contradict their types. One corrupt item stands for each record batch that
     cannot be read, and for the rest of a stream that is damaged, cut, without its end mark or
     followed by other bytes. Arrow keeps no checksums: other damage is not detected. Needs the extra
     `parquet`.
@@ -37,6 +39,8 @@ def arrow(
     Args:
         paths: A file, a directory or a sequence of those.
         columns: Top-level columns to read. Default: all.
+        json_columns: Columns of JSON text to decode, beside those whose type says so, by their
+            paths, such as "tools" or "messages.tool_calls". Default: none.
         pattern: Glob for directories.
 
     Raises:
@@ -55,9 +59,12 @@ def arrow(
     """
     wanted = _tables.chosen(columns)
     files = _files.find(paths, pattern)
+    text = _tables.chosen(json_columns, argument="json_columns") or ()
     for file in files:
-        _tables.check_columns(_schema(file).names, wanted, file.path)
-    return ArrowFiles(files=files, columns=wanted)
+        schema = _schema(file)
+        _tables.check_columns(schema.names, wanted, file.path)
+        _json_columns.decoder(schema, text, file=file.path)
+    return ArrowFiles(files=files, columns=wanted, json_columns=text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,10 +76,12 @@ class ArrowFiles(_files.Listed):
 
     files: tuple[_files.File, ...]
     columns: tuple[str, ...] | None
+    json_columns: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
-        return f"arrow columns={self.columns}"
+        text = f" json_columns={self.json_columns}" if self.json_columns else ""
+        return f"arrow columns={self.columns}{text}"
 
     def parts(self) -> tuple[Part, ...]:
         return self._parts
@@ -86,12 +95,23 @@ class ArrowFiles(_files.Listed):
         )
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
+        file = self.by_path[part.path]
+        decode = _json_columns.decoder(_schema(file), self.json_columns, file=file.path)
         for batch in _batches(part):
             if isinstance(batch, Corrupt):
                 yield batch
             else:
                 kept = batch if self.columns is None else batch.select(list(self.columns))
-                yield from _tables.records(kept)
+                yield from _tables.records(kept, decode)
+
+    def count(self) -> int | None:
+        """Returns the number of rows, None if a batch is damaged."""
+        total = 0
+        for batch in (batch for part in self._parts for batch in _batches(part)):
+            if isinstance(batch, Corrupt):
+                return None
+            total += batch.num_rows
+        return total
 
     def locate(self, part: Part, i: int) -> str:
         before = [p for p in self._parts if p.path == part.path and p.start < part.start]

@@ -7,14 +7,14 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dovetail_data import compression
 from dovetail_data._arguments import is_remote, require_name, require_path
-from dovetail_data.sources import _files, _splits
+from dovetail_data.sources import _files, _shards, _splits
 from dovetail_data.sources.arrow import ArrowFiles, arrow
-from dovetail_data.sources.jsonl import jsonl
-from dovetail_data.sources.parquet import parquet
+from dovetail_data.sources.jsonl import JsonLines, jsonl
+from dovetail_data.sources.parquet import ParquetFiles, parquet
 from dovetail_data.sources.source import Source
 from dovetail_data.sources.text import text
 
@@ -26,11 +26,18 @@ _FORMATS = {
     ".json": "jsonl",
     ".txt": "text",
 }
+Options: TypeAlias = dict[str, Sequence[str]]
+"""Arguments of `parquet` and `arrow` by name."""
+
 _NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "state.json")
 
 
 def hf_directory(
-    path: str | os.PathLike[str], *, split: str = "train", columns: Sequence[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    split: str = "train",
+    columns: Sequence[str] | None = None,
+    json_columns: Sequence[str] | None = None,
 ) -> Source:
     """Reads one split of a Hugging Face dataset in a directory.
 
@@ -44,14 +51,18 @@ def hf_directory(
     "dev" in the names of directories; else in those of files; else all files are "train". Files
     without a split are then left out.
 
+    A split must be whole: all shards that the names SPLIT-00000-of-00003 announce, and as many rows
+    as README.md has in `dataset_info`.
+
     Args:
         path: The directory.
         split: Name of the split.
         columns: Top-level columns to read, for .parquet and .arrow only. Default: all.
+        json_columns: As of `parquet`, for the same files.
 
     Raises:
-        ValueError: The directory or the split is missing, a split has several formats, or `columns`
-            is given for a format without columns.
+        ValueError: The directory or the split is missing, a split has several formats, lacks shards
+            or rows, or `columns` is given for a format without columns.
         ImportError: The extra `parquet` is missing for Parquet or Arrow files.
 
     Example:
@@ -74,18 +85,20 @@ def hf_directory(
             f"a dataset must be a directory: got path={str(path)!r}. Correct its spelling, or "
             "give a single file to parquet(...), jsonl(...) or arrow(...)."
         )
+    given = {"columns": columns, "json_columns": json_columns}
+    options = {name: names for name, names in given.items() if names is not None}
     if (directory / "dataset_dict.json").is_file():
         splits = _read(directory / "dataset_dict.json", "splits")["splits"]
         _check_split(directory, split, splits)
-        return _saved(directory / split, columns)
+        return _saved(directory / split, options)
     if (directory / "state.json").is_file():
         saved = _read(directory / "state.json", "_data_files").get("_split")
         _check_split(directory, split, [saved or split])
-        return _saved(directory, columns)
-    return _repository(directory, split, columns)
+        return _saved(directory, options)
+    return _repository(directory, split, options)
 
 
-def _saved(directory: Path, columns: Sequence[str] | None) -> ArrowFiles:
+def _saved(directory: Path, options: Options) -> ArrowFiles:
     state = _read(directory / "state.json", "_data_files")
     indices = [name for name, value in state.items() if name.startswith("_indices") and value]
     if indices:
@@ -94,11 +107,11 @@ def _saved(directory: Path, columns: Sequence[str] | None) -> ArrowFiles:
             "with datasets and save it again: save_to_disk applies them."
         )
     paths = [directory / file["filename"] for file in state["_data_files"]]
-    source = arrow(paths, columns=columns)
+    source = arrow(paths, **options)
     return dataclasses.replace(source, files=tuple(_files.named(paths)))  # the order of the state
 
 
-def _repository(directory: Path, split: str, columns: Sequence[str] | None) -> Source:
+def _repository(directory: Path, split: str, options: Options) -> Source:
     splits = _splits.declared(directory)
     if splits is None:
         splits = _splits.by_name(_data_files(directory))
@@ -113,10 +126,27 @@ def _repository(directory: Path, split: str, columns: Sequence[str] | None) -> S
             f"split={split!r} in {examples}. Give the files of one to parquet([...]), "
             "jsonl([...]), arrow([...]) or text([...])."
         )
-    return _source(kinds[0], files, columns)
+    _shards.check_directory(files, where=str(directory))
+    source = _source(kinds[0], files, options)
+    rows = _splits.declared_rows(directory)
+    if split in rows:
+        _check_rows(source, rows[split], f"{directory} with split={split!r}")
+    return source
 
 
-def _source(kind: str, files: list[Path], columns: Sequence[str] | None) -> Source:
+def _check_rows(source: Source, declared: int, where: str) -> None:
+    """Raises ValueError unless a split has as many rows as its README.md says."""
+    if isinstance(source, JsonLines | ArrowFiles | ParquetFiles):  # a file of text may be any rows
+        count = source.count()
+        if count not in (None, declared):
+            raise ValueError(
+                f"a split must have the rows of README.md: got {where}, {count} rows, and "
+                f"num_examples: {declared}. Fetch the missing files, correct README.md, or give "
+                "the files to parquet([...]), jsonl([...]) or arrow([...])."
+            )
+
+
+def _source(kind: str, files: list[Path], options: Options) -> Source:
     packed = [str(file) for file in files if compression.suffix(str(file))]
     if kind in ("parquet", "arrow"):
         if packed:
@@ -124,10 +154,10 @@ def _source(kind: str, files: list[Path], columns: Sequence[str] | None) -> Sour
                 f"{kind} files must not be compressed as a whole: got {packed}. Unpack them; "
                 "their columns can be compressed inside."
             )
-        return (parquet if kind == "parquet" else arrow)(files, columns=columns)
-    if columns is not None:
+        return (parquet if kind == "parquet" else arrow)(files, **options)
+    for name, names in options.items():
         raise ValueError(
-            f"columns are for parquet and arrow files: got columns={list(columns)} for {kind}. "
+            f"{name} are for parquet and arrow files: got {name}={list(names)} for {kind}. "
             "Leave it out: an encoder picks the fields that it needs."
         )
     if kind == "text":

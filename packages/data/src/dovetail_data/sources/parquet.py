@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dovetail_data.sources import _files, _tables
+from dovetail_data.sources import _files, _json_columns, _tables
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 
@@ -32,18 +32,22 @@ def parquet(
     paths: _files.Paths,
     *,
     columns: Sequence[str] | None = None,
+    json_columns: Sequence[str] | None = None,
     pattern: str = "**/*.parquet",
 ) -> "ParquetFiles":
     """Reads each row of Parquet files as a record, in the order of the files' names.
 
-    A record is {column: value}; lists and structs are Python lists and dictionaries. A row is
-    corrupt if its values contradict their types, such as text that is not UTF-8. One corrupt item
+    A record is {column: value}; lists and structs are Python lists and dictionaries, and JSON text
+    of the type arrow.json is its value, also within those. A row is corrupt if its values
+    contradict their types, such as text that is not UTF-8. One corrupt item
     stands for all unreadable rows of a row group. Page checksums are verified if the writer stored
     them; without them some damage is not detected. Needs the extra `parquet`.
 
     Args:
         paths: A file, a directory or a sequence of those.
         columns: Top-level columns to read. Default: all.
+        json_columns: Columns of JSON text to decode, beside those whose type says so, by their
+            paths, such as "tools" or "messages.tool_calls". Default: none.
         pattern: Glob for directories.
 
     Raises:
@@ -61,7 +65,11 @@ def parquet(
     wanted = _tables.chosen(columns)
     files = _files.find(paths, pattern)
     groups = tuple(_groups(file, wanted) for file in files)
-    return ParquetFiles(files=files, columns=wanted, groups=groups)
+    text = _tables.chosen(json_columns, argument="json_columns") or ()
+    source = ParquetFiles(files=files, columns=wanted, groups=groups, json_columns=text)
+    for file in files if text else ():
+        source.check(file)
+    return source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,15 +82,31 @@ class ParquetFiles(_files.Listed):
         files: The files.
         columns: Columns to read; None for all.
         groups: Row groups of each file.
+        json_columns: Columns that were declared to be JSON text.
     """
 
     files: tuple[_files.File, ...]
     columns: tuple[str, ...] | None
     groups: tuple[tuple[Group, ...], ...]
+    json_columns: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
-        return f"parquet columns={self.columns}"
+        text = f" json_columns={self.json_columns}" if self.json_columns else ""
+        return f"parquet columns={self.columns}{text}"
+
+    def count(self) -> int:
+        """Returns the number of rows, by the footers."""
+        return sum(group.rows for groups in self.groups for group in groups)
+
+    def check(self, file: _files.File) -> None:
+        """Raises ValueError unless a file has the columns of JSON text."""
+        with _open(file) as stream:
+            self._decoder(stream, file)
+
+    def _decoder(self, stream: Any, file: _files.File) -> _json_columns.Decode | None:
+        options = {"file": file.path, "implied": _json_columns.logical(stream.schema)}
+        return _json_columns.decoder(stream.schema_arrow, self.json_columns, **options)
 
     def parts(self) -> tuple[Part, ...]:
         return tuple(
@@ -102,12 +126,13 @@ class ParquetFiles(_files.Listed):
         number = next(group.number for group in groups if group.row == part.start)
         given = 0
         with _open(file) as stream:
+            decode = self._decoder(stream, file)
             batches = stream.iter_batches(
                 _tables.ROWS, row_groups=[number], columns=self._columns, use_threads=False
             )
             try:
                 for batch in batches:
-                    yield from _tables.records(batch)
+                    yield from _tables.records(batch, decode)
                     given += batch.num_rows
                 reason = "fewer"
             except (_tables.require_pyarrow().ArrowException, OSError) as error:

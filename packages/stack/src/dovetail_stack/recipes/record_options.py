@@ -35,6 +35,7 @@ class Examples:
         records: JSON lines or Parquet files, all of one kind.
         held_out: Share of the records to hold out, in (0, 1).
         max_corrupt: Damaged records that may be left out.
+        json_columns: See `dovetail_data.parquet`.
     """
 
     records: tuple[str, ...] = needed(
@@ -45,6 +46,14 @@ class Examples:
     held_out: float = declared(0.05, "share of the records to hold out, in (0, 1)")
     max_corrupt: int = declared(
         0, "damaged records that may be left out; they are listed with file and line"
+    )
+    json_columns: tuple[str, ...] = declared(
+        (),
+        "columns of Parquet files that hold JSON text, such as tools or "
+        "messages.tool_calls.function.arguments",
+        type=str,
+        nargs="+",
+        metavar="NAME",
     )
 
     def __post_init__(self) -> None:

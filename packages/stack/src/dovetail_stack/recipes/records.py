@@ -104,10 +104,10 @@ def _without_nulls(value: object) -> object:
     return [_without_nulls(x) for x in value] if isinstance(value, list) else value
 
 
-def opened(files: Sequence[str | Path]) -> Source:
+def opened(files: Sequence[str | Path], *, json_columns: Sequence[str] = ()) -> Source:
     """Returns the records of files of one kind, JSON lines (also compressed) or Parquet.
 
-    Raises ValueError for other kinds and for several.
+    Raises ValueError for other kinds and for several, and for `json_columns` of JSON lines.
     """
     endings = {file: _ending(file) for file in files}
     readers = {_READERS.get(ending) for ending in endings.values()}
@@ -118,7 +118,15 @@ def opened(files: Sequence[str | Path]) -> Source:
         )
     (reader,) = readers
     assert reader is not None
-    return reader([str(file) for file in files])
+    names = [str(file) for file in files]
+    if not json_columns:
+        return reader(names)
+    if reader is not parquet:
+        raise ValueError(
+            f"json_columns must be of Parquet files, got {names[0]} with "
+            f"json_columns={tuple(json_columns)}: leave json_columns= out"
+        )
+    return parquet(names, json_columns=json_columns)
 
 
 def _ending(file: str | Path) -> str:

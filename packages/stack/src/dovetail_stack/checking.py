@@ -12,32 +12,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail_stack import record_jobs
+from dovetail_stack import record_jobs, training
 from dovetail_stack.job import accepting
 from dovetail_stack.settings import CHECKED_ROWS, FromRecords
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from dovetail_data import Rows
 
 _BLOCK = 64  # rows that are counted at once
 
 
 @accepting
-def checked(run: FromRecords, values: Mapping[str, Any]) -> str:
-    """Returns the text of a check, or its JSON.
+def checked(run: FromRecords, values: Mapping[str, Any], *, mesh: "Mesh") -> str:
+    """Returns the text of a check, or its JSON. It takes the way of a run up to its first batch.
 
     Args:
-        run: Settings.
+        run: Settings, from `training.checked`.
         values: Parsed arguments by name.
+        mesh: Devices.
 
     Raises:
         ValueError: Model, template or records do not fit, as a run would say it.
     """
-    from dovetail_stack.recipes.records import longest
+    from dovetail_stack.recipes.records import longest, opened_corpora
     from dovetail_tune import explain
 
     with tempfile.TemporaryDirectory() as scratch:
-        corpora = record_jobs.encoded(run, Path(scratch))
+        training.rehearsed(run, Path(scratch), mesh=mesh)
+        corpora = opened_corpora(Path(scratch))
         rows = record_jobs.rows_of(run, corpora.train)
         shown = rows.batch(np.arange(min(CHECKED_ROWS // rows.unit, len(rows))))
         explanation = explain(shown, tokenizer=record_jobs.tokenizer_of(run), rows=CHECKED_ROWS)

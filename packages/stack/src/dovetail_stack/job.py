@@ -39,6 +39,7 @@ class Job:
         begin: Receives the steps of the run before it trains.
         hooks: Hooks of its own, such as samples of text.
         at_ends: Samples before the first step and after the last. None: none.
+        ids: Ids of a tokenizer that was trained for the run. None: none was.
     """
 
     recipe: "Recipe"
@@ -49,6 +50,7 @@ class Job:
     begin: Callable[[int], None] = lambda steps: None
     hooks: "Sequence[Hook]" = ()
     at_ends: "Samples | None" = None
+    ids: int | None = None
 
 
 def accepting(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from dovetail_stack.supervision import Supervision
 
+# Left by a run that was killed while it wrote its settings, and by file managers.
+_HARMLESS = (f"{settings.FILE}.partial", ".DS_Store")
+_LISTED = 5  # other files in a message
+
 
 def launch(
     values: dict[str, Any],
@@ -106,38 +110,72 @@ def resolved(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
         out: Directory of the run.
         mesh: Devices.
     """
+    run, replaced = decided(values, out, mesh)
+    if replaced:
+        print(f"{out} failed before its first step: it begins anew.", file=sys.stderr)
+        runs.clear(out)
+    if replaced or not (out / settings.FILE).is_file():
+        run.save(out)
+    return run
+
+
+def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settings, bool]:
+    """Returns the settings of a launch, and whether they replace those of a run that failed.
+
+    Writes nothing, so that a check refuses all that a run would.
+
+    Args:
+        values: Parsed arguments by name.
+        out: Directory of the run. None: a new one.
+        mesh: Devices.
+
+    Raises:
+        ValueError: A setting does not fit, the stored run is another, or `out` has other files.
+    """
     recipe: str | None = values["recipe"]
-    resumed = (out / settings.FILE).is_file()
+    resumed = out is not None and (out / settings.FILE).is_file()
     if not resumed and ("rewind" in values or "leave_out" in values):
         raise ValueError(
             f"a run must have steps to go back or to leave some out, got no run in {str(out)!r}: "
             "name one by --out, or leave out --rewind and --leave-out"
         )
-    if resumed and recipe is not None and runs.never_trained(out) and not _same(values, out):
-        created = settings.create(RECIPES[recipe], given_of(values, RECIPES[recipe]))
-        created = training.checked(created, mesh=mesh)
-        print(f"{out} failed before its first step: it begins anew.", file=sys.stderr)
-        runs.clear(out)
-        created.save(out)
-        return created
     if not resumed and recipe is None:
         names = "|".join(RECIPES)
         raise ValueError(
             f"{str(out)!r} holds no run to resume; a new one needs a recipe: type dovetail train "
             f"{names} --out {out} --text DIR"
         )
-    if recipe is not None and not resumed:
-        created = settings.create(RECIPES[recipe], given_of(values, RECIPES[recipe]))
-        created = training.checked(created, mesh=mesh)
-        created.save(out)
-        return created
+    if out is None or not resumed:
+        if out is not None:
+            _check_empty(out)
+        return _created(values, mesh), False
+    if recipe is not None and runs.never_trained(out) and not _same(values, out):
+        return _created(values, mesh), True
     stored = settings.load(out)
     if recipe not in (None, stored.recipe):
         raise ValueError(
             f"{str(out)!r} holds a run of the recipe {stored.recipe}, got {recipe}: leave the "
             "recipe out to resume it, or start a new run with another --out"
         )
-    return _changed(stored, values, out, mesh)
+    return _changed(stored, values, out, mesh), False
+
+
+def _created(values: dict[str, Any], mesh: Any) -> Settings:
+    kind = RECIPES[values["recipe"]]
+    return training.checked(settings.create(kind, given_of(values, kind)), mesh=mesh)
+
+
+def _check_empty(out: Path) -> None:
+    """Raises ValueError if a new run would share its directory with other files."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"a run needs a directory, got the file {str(out)!r}: pass another --out")
+    others = sorted(x.name for x in out.iterdir()) if out.is_dir() else []
+    if others := [name for name in others if name not in _HARMLESS]:
+        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        raise ValueError(
+            f"a new run needs a directory of its own, got {str(out)!r} with "
+            f"{', '.join(others[:_LISTED])}{more}: pass another --out, such as --out {out / 'run'}"
+        )
 
 
 def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> Settings:

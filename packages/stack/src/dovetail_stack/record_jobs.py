@@ -45,6 +45,13 @@ def outlined(run: FromRecords, mesh: "Mesh | AbstractMesh") -> "Recipe":
     return _recipe(run, directory, mesh)
 
 
+def unit_of(run: FromRecords) -> int:
+    """Returns the rows of an example, which belong together."""
+    if isinstance(run, Embed):
+        return len(run.embedding.fields)
+    return 2 if isinstance(run, Prefer | Reward) else 1
+
+
 def check(run: FromRecords) -> None:
     """Raises ValueError unless a new run has a chat template and records that can be split."""
     directory, _, tokenizer = _opened(run)

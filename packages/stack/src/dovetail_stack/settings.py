@@ -88,6 +88,7 @@ class Settings:
             after those before it.
         rewind: A rewind that is pending.
         keys: Keys of the config.json that describes the model, as the first launch read them.
+        asked: Options as they were typed, where the run has less: ids that a text does not yield.
     """
 
     recipe: ClassVar[str]
@@ -98,6 +99,7 @@ class Settings:
     leave_out: tuple[tuple[int, int], ...] = ()
     rewind: Rewind | None = None
     keys: dict[str, Any] | None = None
+    asked: dict[str, Any] | None = None
 
     def with_steps(self: S, steps: int) -> S:
         """Returns a copy with the number of steps."""
@@ -324,8 +326,8 @@ def _beside(values: dict[str, Any]) -> dict[str, Any]:
     rewind = values.pop("rewind", None)
     if rewind is not None:
         rewind = Rewind(**rewind | {"leave_out": _pairs(rewind["leave_out"])})
-    leave_out, keys = _pairs(values.pop("leave_out", ())), values.pop("keys", None)
-    return {"leave_out": leave_out, "rewind": rewind, "keys": keys}
+    beside = {name: values.pop(name, None) for name in ("keys", "asked")}
+    return {"leave_out": _pairs(values.pop("leave_out", ())), "rewind": rewind, **beside}
 
 
 def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
@@ -368,7 +370,7 @@ def flat(stored: Settings) -> dict[str, Any]:
 
 def differences(given: dict[str, Any], stored: Settings) -> dict[str, str]:
     """Returns {name: text} of each given option with another value in the stored run."""
-    known = flat(stored)
+    known, given = flat(stored), _without_asked(given, stored)
     wanted = {**known, **given}
     with contextlib.suppress(ValueError):  # of values that do not fit those of the run
         wanted = flat(create(type(stored), wanted))  # where a 0 stands for a default
@@ -379,10 +381,17 @@ def differences(given: dict[str, Any], stored: Settings) -> dict[str, str]:
     }
 
 
+def _without_asked(given: dict[str, Any], stored: Settings) -> dict[str, Any]:
+    """Returns the given options but those that the run was asked for and could not have."""
+    asked = stored.asked or {}
+    return {k: value for k, value in given.items() if k not in asked or value != asked[k]}
+
+
 def changed(given: dict[str, Any], stored: S) -> S:
     """Returns the stored settings with the given options. Raises ValueError if they do not fit."""
-    made = create(type(stored), {**flat(stored), **given})
-    kept = {name: getattr(stored, name) for name in ("skipped", "leave_out", "rewind", "keys")}
+    made = create(type(stored), {**flat(stored), **_without_asked(given, stored)})
+    beside = ("skipped", "leave_out", "rewind", "keys", "asked")
+    kept = {name: getattr(stored, name) for name in beside}
     return dataclasses.replace(made, **kept)
 
 

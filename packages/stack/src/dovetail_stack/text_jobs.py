@@ -95,7 +95,26 @@ def _pretraining(run: Pretrain, out: Path, mesh: "Mesh") -> Job:
     text = _prepared(run, prepare, out, vocab_size=run.vocabulary.vocab_size)
     options = {"length": run.training.length, "keys": run.keys}
     config = config_for(run.shape, text.tokenizer, **options)
-    return _joined(run, text, pretraining(config, run.training, mesh=mesh), out, like=out)
+    joined = _joined(run, text, pretraining(config, run.training, mesh=mesh), out, like=out)
+    return dataclasses.replace(joined, ids=text.tokenizer.vocab_size)
+
+
+def with_ids(run: Pretrain, ids: int) -> Pretrain:
+    """Returns the settings with the ids that the text yielded, which may be fewer than asked for.
+
+    Args:
+        run: Settings.
+        ids: Ids of the tokenizer.
+    """
+    wanted = run.vocabulary.vocab_size
+    if ids == wanted:
+        return run
+    say(
+        f"The text yields {ids} ids, not the {wanted} of --vocab-size: tokenizer and model have "
+        f"{ids}. For more, pass --text with more text."
+    )
+    vocabulary = dataclasses.replace(run.vocabulary, vocab_size=ids)
+    return dataclasses.replace(run, vocabulary=vocabulary, asked={"vocab_size": wanted})
 
 
 def _continuing(run: Continue, out: Path, mesh: "Mesh") -> Job:

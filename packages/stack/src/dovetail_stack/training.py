@@ -11,11 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
+
 from dovetail_stack import record_jobs, text_jobs
 from dovetail_stack.job import Job, accepting, evaluated_batches
 from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Lines
-from dovetail_stack.settings import FromRecords, FromText, Settings, load, option
+from dovetail_stack.settings import FromRecords, FromText, Pretrain, Settings, load, option
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
@@ -74,6 +76,10 @@ def execute(
     from dovetail_train.processes import first
 
     job = _job(run, out, mesh)
+    if isinstance(run, Pretrain) and job.ids is not None:
+        run = text_jobs.with_ids(run, job.ids)
+        if is_first() and run != load(out):
+            run.save(out)
     steps = run.duration.steps
     if steps is None:
         steps = first(_plan(run, job.recipe, job.rows))
@@ -158,10 +164,41 @@ def checked(run: S, *, mesh: "Mesh") -> S:
     recipe.outline()
     recipe.trainer(1)
     if isinstance(run, FromRecords):
+        _check_fields(recipe)
         record_jobs.check(run)
         return run
     assert isinstance(run, FromText)
     return text_jobs.checked(run)
+
+
+def _check_fields(recipe: "Recipe") -> None:
+    """Raises ValueError if the fields that the loss needs cannot be made of a batch of its size."""
+    from dovetail_stack.recipes.fitting import text_fields
+
+    fields = text_fields(recipe.batching)
+    empty = {name: np.zeros(x.shape, x.dtype) for name, x in fields.items()}
+    pairs = np.arange(recipe.batching.global_batch, dtype=np.int32) // 2
+    if "pair_ids" in (recipe.fields or {}):
+        empty["pair_ids"] = pairs
+    next(recipe.batches(iter([empty])))
+
+
+def rehearsed(run: FromRecords, out: Path, *, mesh: "Mesh") -> Job:
+    """Returns the job of a run whose corpora are written, and draws its first batch.
+
+    Args:
+        run: Settings, from `checked`.
+        out: Directory to write to.
+        mesh: Devices.
+
+    Raises:
+        ValueError: As `execute` would, before its first step.
+    """
+    from dovetail_data import batches
+
+    job, step = record_jobs.job_of(run, out, mesh), run.training
+    next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
+    return job
 
 
 def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
@@ -176,11 +213,14 @@ def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
     """Raises ValueError unless rows and tokens of a step divide among the devices."""
     sizes, step = dict(mesh.shape), run.training
     ways = math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp", "expert"))
-    if step.global_batch % (step.accumulate * ways):
+    unit = record_jobs.unit_of(run) if isinstance(run, FromRecords) else 1
+    least = step.accumulate * ways * unit
+    if step.global_batch % least:
+        together = f" of whole examples of {unit} rows" if unit > 1 else ""
         raise ValueError(
             f"the rows of a step must divide among {ways} devices and accumulate={step.accumulate} "
-            f"microbatches, got global_batch={step.global_batch}: pass global_batch="
-            f"{math.ceil(step.global_batch / (step.accumulate * ways)) * step.accumulate * ways}"
+            f"microbatches{together}, got global_batch={step.global_batch}: pass "
+            f"global_batch={math.ceil(step.global_batch / least) * least}"
         )
     if step.length % sizes.get("context", 1):
         raise ValueError(

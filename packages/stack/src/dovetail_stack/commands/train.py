@@ -196,21 +196,23 @@ def run(args: argparse.Namespace) -> int:
     if "print_settings" in values:
         print(_printed(values))
         return DONE
-    if "check" in values:
-        kind = RECIPES[values["recipe"]]
-        assert issubclass(kind, FromRecords)  # the others do not have the option
-        print(checking.checked(settings.create(kind, launching.given_of(values, kind)), values))
-        return DONE
-    if "out" not in values:
+    if "out" not in values and "check" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
-    out = args.out.resolve()
-    if (out / "config.json").is_file():
+    out = args.out.resolve() if "out" in values else None
+    if out is not None and (out / "config.json").is_file():
         raise ValueError(
             f"a run needs a directory of its own, got {str(out)!r} with a model's config.json: "
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
     axes = axes_of(values)
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
+    if "check" in values:
+        mesh = make_mesh(axes, dcn=dcn)
+        run, _ = launching.decided(values, out, mesh)
+        assert isinstance(run, FromRecords)  # the others do not have the option
+        print(checking.checked(run, values, mesh=mesh))
+        return DONE
+    assert out is not None
     of_estimate = {"compile", *estimating.RATES} & set(values)
     rates = estimating.given_rates(values) if of_estimate else {}
     if on_hosts:

@@ -254,7 +254,7 @@ class Batching:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "length", "global_batch", "accumulate")
-        at_least(self, 0, "save_every", "seed")
+        at_least(self, 0, "save_every", "seed", "guard_sigma")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got ema={self.ema}: try ema=0.999")
         if self.global_batch % self.accumulate:

@@ -62,3 +62,25 @@ def test_splits_are_those_that_datasets_finds(tmp_path, names):
         ] == numbers
     with pytest.raises(ValueError, match="split='none'"):
         hf_directory(tmp_path, split="none")
+
+
+CALLS = [{"city": "Rome", "unit": "C"}, {"q": [1, "x"]}, {}, {"unit": 2, "city": None}]
+
+
+@pytest.mark.parametrize("form", ["features", "use_json"])
+def test_its_feature_json(tmp_path, form):
+    """Dictionaries of other keys, orders and types, as tools have them."""
+    rows = [{"calls": [{"name": "f", "arguments": x}], "tools": [x, {"n": i}]}
+            for i, x in enumerate(CALLS)]  # fmt: skip
+    options = {"on_mixed_types": "use_json"}
+    if form == "features":
+        json_of, text = datasets.Json(), datasets.Value("string")
+        call = {"name": text, "arguments": json_of}
+        features = {"calls": datasets.List(call), "tools": datasets.List(json_of)}
+        options = {"features": datasets.Features(features)}
+    dataset = datasets.Dataset.from_list(rows, **options)
+    dataset.save_to_disk(tmp_path / "saved")
+    (tmp_path / "hub").mkdir()
+    dataset.to_parquet(tmp_path / "hub" / "train-00000-of-00001.parquet")
+    for directory in (tmp_path / "saved", tmp_path / "hub"):
+        assert list(records(hf_directory(directory))) == list(dataset) == rows

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
+import sys
 
 import pytest
 
+from dovetail_cluster import Compiled
 from dovetail_stack import cli
 
 SMALL = ("--embed", "64", "--depth", "2", "--length", "32", "--global-batch", "4")
@@ -19,7 +21,8 @@ def _estimated(capsys, tmp_path, *line):
 
 @pytest.mark.thorough("a process that compiles for absent devices")
 @pytest.mark.capability("a step compiled for an absent accelerator")
-def test_a_step_is_compiled_for_its_devices(capsys, tmp_path):
+def test_a_step_is_compiled_for_its_devices(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[Compiled.__module__], "PROGRESS_S", 0.1)
     line = ("--fsdp", "2", "--estimate", "CPU x 2", "--compile", "--json")
     code, printed = _estimated(capsys, tmp_path, *line)
     assert code == 0, printed.err
@@ -30,6 +33,15 @@ def test_a_step_is_compiled_for_its_devices(capsys, tmp_path):
     assert program["collectives"]["all-gather"][0]["axes"] == ["fsdp"]
     arguments = sum(needs["state_bytes"].values()) + needs["batch_bytes"]
     assert program["argument_bytes"] == pytest.approx(arguments, rel=0.01)
+    assert "Compiling the step for CPU x 2" in printed.err
+    assert re.search(r"^  \d+ s: (tracing|compilation)$", printed.err, re.MULTILINE)
+
+
+@pytest.mark.thorough("a process that compiles for absent devices")
+def test_a_compilation_ends_in_the_time_that_it_is_given(capsys, tmp_path):
+    code, printed = _estimated(capsys, tmp_path, "--estimate", "CPU", "--compile", "0.5")
+    assert code == 1
+    assert re.search(r"within --compile 0\.5, got .* in tracing; write --compile 1", printed.err)
 
 
 @pytest.mark.thorough
@@ -48,7 +60,10 @@ def test_devices_are_named_with_their_sizes_without_a_compiler_too(capsys, tmp_p
         (("--estimate", "TPU v5e:4x4"), "must be the 16 devices .* got one device: .* --fsdp 16"),
         (("--estimate", "H200 x 8", "--fsdp", "4"), "the 8 devices .* got --fsdp 4: .* --fsdp 8"),
         (("--estimate", "TPU v5e", "--compile"), "the 2 sizes of its slice, got 'TPU v5e'"),
-        (("--estimate", "B300 x 8"), "a known kind of device, got 'B300 x 8'"),
+        (("--estimate", "B300 x 8"), "one known kind of device, got 'B300 x 8'"),
+        (("--estimate", "TPU v5e:5x3"), "one of the shapes 1x1, .*16x16, got 'TPU v5e:5x3'"),
+        (("--estimate", "MI300X", "--compile"), "compiled for .* got AMD Instinct MI300X x 1"),
+        (("--estimate", "CPU", "--compile", "0"), "must be positive, got --compile 0"),
         (("--compile",), "got --compile without one: add --estimate KIND"),
     ],
 )

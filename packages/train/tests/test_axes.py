@@ -108,10 +108,20 @@ def test_an_axis_that_splits_nothing_is_refused_with_what_to_type(axis):
     batch = dict.fromkeys(("tokens", "targets", "mask"), np.ones((8, 2), np.int32))
     message = (
         rf"axis above 1 must split rows \(data, fsdp, expert\).* got {axis}=2, .*; "
-        rf"write data=2 instead of {axis}=2, or place parameters with .* over '{axis}'"
+        rf"write data=2 instead of {axis}=2, or place parameters with .* over '{axis}', "
+        r"as abstract\(config, mesh=mesh\)"
     )
     with pytest.raises(ValueError, match=message):
         estimate(trainer, model, batch)
+
+
+def test_an_fsdp_axis_that_splits_no_parameter_is_told(caplog):
+    mesh = AbstractMesh((4, 2), ("fsdp", "data"), axis_types=(AUTO,) * 2)
+    check_uses(mesh, {"w": NamedSharding(mesh, PartitionSpec("fsdp"))})
+    assert not caplog.records
+    check_uses(mesh, {"w": NamedSharding(mesh, PartitionSpec("data"))})
+    assert "fsdp=4 splits rows and no parameter" in caplog.text
+    assert "abstract(config, mesh=mesh)" in caplog.text
 
 
 def test_axes_of_other_names_that_split_nothing_are_refused():

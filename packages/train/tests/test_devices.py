@@ -19,11 +19,16 @@ NAMES = {
     "NVIDIA L4": ("l4",),
     "NVIDIA L40S": ("L40s",),
     "NVIDIA B200": ("b200",),
+    "NVIDIA GB200": ("gb200",),
+    "AMD Instinct MI300X": ("mi300x", "AMD MI300X", "MI300"),
+    "AMD Instinct MI325X": ("mi325x",),
     "TPU v4": ("v4", "tpu-v4"),
     "TPU v5 lite": ("v5e", "TPU v5e", "v5-e"),
     "TPU v5": ("v5p", "TPU v5p"),
     "TPU v6 lite": ("v6e", "trillium", "TPU V6E"),
+    "TPU7x": ("tpu7x", "TPU 7x", "ironwood"),
 }
+PLATFORMS = {"NVIDIA": "cuda", "AMD": "rocm", "TPU": "tpu", "TPU7x": "tpu"}
 # (bfloat16 TFLOP/s without sparsity, bytes of memory, GB/s)
 FIGURES = {
     "a100-40gb": (312, 40e9, 1555),
@@ -32,6 +37,11 @@ FIGURES = {
     "h200": (989.4, 141e9, 4800),
     "l4": (121, 24e9, 300),
     "l40s": (362, 48e9, 864),
+    "b200": (2250, 180e9, 8000),
+    "gb200": (2500, 186e9, 8000),
+    "mi300x": (1307.4, 192e9, 5300),
+    "mi325x": (1307.4, 256e9, 6000),
+    "tpu7x": (2307 / 2, 192 * 2**29, 7380 / 2),  # JAX shows each chip as two devices
     "v5e": (197, 16 * 2**30, 819),
     "v5p": (459, 95 * 2**30, 2765),
     "trillium": (918, 32 * 2**30, 1640),
@@ -41,7 +51,7 @@ FIGURES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kind_has_its_usual_names(name):
     assert {kind_of(each).name for each in (name, *NAMES[name])} == {name}
-    assert kind_of(name).platform == ("tpu" if "TPU" in name else "cuda")
+    assert kind_of(name).platform == PLATFORMS[name.split()[0]]
 
 
 def test_every_kind_is_in_the_table_of_names():
@@ -59,7 +69,7 @@ def test_figures_are_those_of_the_makers(name):
 @pytest.mark.parametrize(
     "device, instead",
     [
-        ("toaster", r"write one of 'NVIDIA A100-SXM4-40GB', .*'TPU v6 lite'"),
+        ("toaster", r"write one of 'NVIDIA A100-SXM4-40GB', .*'TPU7x'"),
         ("", r"write one of 'NVIDIA A100-SXM4-40GB', .*'TPU v6 lite'"),
         ("NVIDIA", r"write one of 'NVIDIA A100-SXM4-40GB', .*'TPU v6 lite'"),
         ("H2000", r"write one of 'NVIDIA H200'"),

@@ -103,7 +103,7 @@ def test_an_unknown_device_has_no_bound():
     found = _estimate(device="cpu")
     assert (found.memory_bytes, found.fits, found.seconds, found.bound) == (None, None, None, None)
     assert "of the device            not known\n" in str(found)
-    missing = "no published peak_flops and memory_bytes_per_s"
+    missing = "no published FLOP/s in float32: pass peak_flops= (--peak-flops), and no bandwidth"
     assert f"at least                   not known: {missing}" in str(found)
 
 
@@ -235,7 +235,11 @@ def test_a_step_with_operations_that_need_devices_to_lower_is_estimated_all_the_
 def test_a_time_without_a_known_rate_is_not_known():
     needs = _estimate(device="v5e")  # no float32 figures are published
     assert (needs.seconds, needs.bound) == (None, None)
-    assert "at least                   not known: no published peak_flops" in str(needs)
+    assert "at least                   not known: no published FLOP/s in float32: pass " in str(
+        needs
+    )
+    assert "peak_flops= (--peak-flops)" in str(needs)
+    assert "bandwidth" not in str(needs)
 
 
 @pytest.mark.thorough

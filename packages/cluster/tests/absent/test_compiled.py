@@ -1,8 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import json
 import os
+import pathlib
+import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -170,10 +174,74 @@ def test_a_compilation_that_takes_too_long_is_killed(monkeypatch):
     monkeypatch.setattr(
         subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
     )
-    with pytest.raises(TimeoutError, match=r"within timeout_s=0.5, got no .*; write timeout_s=1"):
+    with pytest.raises(TimeoutError, match=r"timeout_s=0.5, got .* in tracing; write timeout_s=1"):
         compiled(lambda devices: time.sleep(1000), target=devices("CPU"), timeout_s=0.5)
     [process] = started
     assert process.returncode == -9
+
+
+CALLER = """
+import sys
+from dovetail_cluster import compiled, devices
+
+file = sys.argv[1]
+
+def build(devices):
+    import os, time
+    with open(file, "w") as opened:
+        opened.write(str(os.getpid()))
+    time.sleep(1000)
+
+compiled(build, target=devices("CPU"))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_the_process_ends_with_its_caller(number, tmp_path):
+    file = tmp_path / "pid"
+    file.touch()
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(file)], stderr=subprocess.DEVNULL)
+    with contextlib.ExitStack() as stack:
+        stack.callback(caller.wait)
+        stack.callback(caller.kill)
+        _until(lambda: file.read_text())
+        worker = int(file.read_text())
+        caller.send_signal(number)
+        caller.wait()
+        _until(lambda: not _runs(worker))
+
+
+def _until(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, condition
+        time.sleep(0.02)
+
+
+def _runs(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_progress_names_the_stage(monkeypatch):
+    monkeypatch.setattr(sys.modules[_judged.__module__], "PROGRESS_S", 0.05)
+    reports = []
+
+    def build(devices):
+        import time
+
+        time.sleep(0.3)
+        return jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((2,), "float32"))
+
+    compiled(build, target=devices("CPU"), progress=lambda *report: reports.append(report))
+    stages, seconds = zip(*reports, strict=True)
+    assert stages[0] == "tracing"
+    assert set(stages) <= {"tracing", "compilation"}
+    assert list(seconds) == sorted(seconds)
 
 
 def _sized(**sizes):
@@ -195,11 +263,11 @@ def test_the_bound_is_the_longer_of_products_and_links():
     assert _sized().bound_s is None
     assert _sized(flops=16 * 197e12).bound_s == pytest.approx(1.0)
 
-    def with_bytes(kind, link, size=400 * 10**9):
+    def with_bytes(kind, link, size=800 * 10**9):
         entry = Traffic(count=1, bytes=size, axes=("x",), link=link, devices=4)
         return _sized(flops=16 * 197e12, collectives={kind: (entry,)}).bound_s
 
-    # 100 GB/s; a device sends 3/4 of a gathered array, and twice that of a reduced one.
+    # 200 GB/s; a device sends 3/4 of a gathered array, and twice that of a reduced one.
     assert with_bytes("all-gather", "ici") == pytest.approx(3.0)
     assert with_bytes("all-reduce", "ici") == pytest.approx(6.0)
     assert with_bytes("reduce-scatter", "ici") == pytest.approx(12.0)

@@ -22,12 +22,12 @@ def test_choices_are_ranked_and_refused_ones_come_last():
 
     targets = [devices("CPU x 2"), devices("CPU x 3")]
     choices = [{"rows": 12, "tensor": 1}, {"rows": 6, "tensor": 2}]
-    programs = search(build, targets=targets, choices=choices, jobs=2)
+    programs = search(build, targets=targets, choices=choices, per="rows", jobs=2)
     ranked = [(str(p.target), p.choice["rows"], p.argument_bytes) for p in programs]
     assert ranked == [
-        ("CPU x 2", 6, 72),
         ("CPU x 3", 12, 96),
-        ("CPU x 2", 12, 144),
+        ("CPU x 2", 12, 144),  # as much for each row as the next one
+        ("CPU x 2", 6, 72),
         ("CPU x 3", 6, None),
     ]
     assert "tensor=2 does not divide 3 devices" in programs[-1].reason
@@ -38,8 +38,9 @@ def test_a_bound_decides_before_bytes_between_slices_and_these_before_the_peak()
     entry = Traffic(count=1, bytes=8, axes=("data",), link="dcn", devices=2)
     sizes = {"output_bytes": 0, "alias_bytes": 0, "temp_bytes": 0, "target": devices("v5e:4x4")}
 
-    def made(name, *, fits=True, peak=10, flops=None, dcn=False):
+    def made(name, *, fits=True, peak=10, flops=None, dcn=False, items=None):
         return Compiled(
+            items=items,
             fits=fits,
             choice={"name": name},
             argument_bytes=peak,
@@ -58,10 +59,23 @@ def test_a_bound_decides_before_bytes_between_slices_and_these_before_the_peak()
     ]
     names = [p.choice["name"] for p in sorted(programs, key=_rank)]
     assert names == ["small", "large", "across", "slow", "unbounded", "refused"]
+    batches = [made(f"{rows} rows", flops=3.0 + rows, items=float(rows)) for rows in (1, 4, 16)]
+    ranked = sorted([*batches, made("1 of 16", fits=False, items=16.0)], key=_rank)
+    assert [p.choice["name"] for p in ranked] == ["16 rows", "4 rows", "1 rows", "1 of 16"]
+
+
+@pytest.mark.parametrize(
+    "per", ["batch", "mesh", "none", lambda choice: -1, lambda choice: float("nan")]
+)
+def test_what_gives_no_number_of_rows_is_refused_before_a_process_starts(per):
+    choices = [{"rows": 4, "mesh": "x", "none": 0}]
+    message = r"per must give the number of rows or tokens of each choice, got per=.* write per= on"
+    with pytest.raises(ValueError, match=message):
+        search(pytest.fail, targets=[devices("CPU")], choices=choices, per=per)
 
 
 @pytest.mark.parametrize("change", [{"targets": []}, {"choices": []}, {"jobs": 0}])
 def test_a_search_of_nothing_is_refused(change):
-    options = {"targets": [devices("CPU")], "choices": [{}], "jobs": 1} | change
+    options = {"targets": [devices("CPU")], "choices": [{}], "per": None, "jobs": 1} | change
     with pytest.raises(ValueError, match=r"targets, choices and at least one job, got .*; write"):
         search(lambda devices: None, **options)

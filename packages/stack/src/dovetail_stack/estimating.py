@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_stack import training
 from dovetail_stack.mesh import make_mesh
+from dovetail_stack.processes import say
 from dovetail_stack.settings import Settings, option
 
 if TYPE_CHECKING:
     from dovetail_cluster import Devices
     from dovetail_train import Program
+
+COMPILE_S = 900.0  # of --compile without a number
 
 # Rates for --estimate, as `dovetail_train.estimate` names them.
 RATES = {
@@ -49,7 +52,7 @@ def report(
     axes: dict[str, int],
     *,
     dcn: dict[str, int] | None = None,
-    compiled: bool = False,
+    compile_s: float | None = None,
     as_json: bool = False,
     rates: dict[str, float],
 ) -> str:
@@ -60,28 +63,42 @@ def report(
         name: Kind of device such as "H200", or devices such as "TPU v5e:16x16".
         axes: Sizes of the mesh.
         dcn: Slices along each axis that crosses slow links. Default: those of `name` along data.
-        compiled: Compile the step for the devices, too.
+        compile_s: Compile the step for the devices, too, within so many seconds. Progress goes to
+            standard error.
         as_json: Return one JSON object.
         rates: Measured rates of the devices.
 
     Raises:
-        ValueError: The devices are unknown, or the mesh has another number of them.
+        ValueError: The devices are unknown, the mesh has another number of them, or the time is
+            not positive.
         RuntimeError: The compiler for the devices is not installed.
+        TimeoutError: The step is not compiled in time.
     """
-    target = _target(name, axes, compiled=compiled)
+    if compile_s is not None and not compile_s > 0:
+        raise ValueError(
+            f"the seconds of a compilation must be positive, got --compile {compile_s:g}: pass for "
+            f"example --compile {COMPILE_S:g}"
+        )
+    target = _target(name, axes, compiled=compile_s is not None)
     if target is not None and target.slices > 1 and dcn is None:
         dcn = {"data": target.slices}
     mesh = make_mesh(axes, absent=name if target is None else target.kind.name)
     estimate = training.estimate(run, mesh=mesh, dcn=dcn, **rates)
-    if not compiled:
+    if compile_s is None:
         return json.dumps(estimate.json(), indent=2) if as_json else str(estimate)
     from dovetail_cluster import compiled as compile_for
 
     assert target is not None
-    program = compile_for(functools.partial(step_on, run, axes, dcn), target=target)
+    say(f"Compiling the step for {target}, in a process of its own, for at most {compile_s:g} s")
+    build = functools.partial(step_on, run, axes, dcn)
+    program = compile_for(build, target=target, timeout_s=compile_s, progress=_progress)
     if as_json:
         return json.dumps({**estimate.json(), "compiled": program.json()}, indent=2)
     return f"{estimate}\n\n{program}"
+
+
+def _progress(stage: str, seconds: float) -> None:
+    say(f"  {seconds:.0f} s: {stage}")
 
 
 def step_on(

@@ -9,6 +9,7 @@ on the same devices with Auto axes and accepts arrays of either kind. An array m
 meshes without a copy, because each device holds the same shard.
 """
 
+import logging
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from dovetail_train.mesh import BATCH_AXES
 
+_log = logging.getLogger(__name__)
 AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 
 
@@ -85,16 +87,17 @@ def _is_twin(mesh: Mesh | AbstractMesh, other: Mesh | AbstractMesh) -> bool:
 def check_uses(mesh: Mesh | AbstractMesh, shardings: Any) -> None:
     """Raises ValueError for an axis above 1 that splits neither rows, tokens nor a parameter.
 
-    Its devices would all compute the same.
+    Its devices would all compute the same. Warns of an fsdp axis that splits no parameter.
 
     Args:
         mesh: The mesh.
         shardings: NamedShardings of the parameters.
     """
-    used = {*BATCH_AXES, "context"}
+    split: set[str] = set()
     for sharding in jax.tree.leaves(shardings):
         for axes in sharding.spec:
-            used.update((axes,) if isinstance(axes, str) else axes or ())
+            split.update((axes,) if isinstance(axes, str) else axes or ())
+    used = {*BATCH_AXES, "context", *split}
     idle = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis not in used}
     if idle:
         axis, size = next(iter(idle.items()))
@@ -102,5 +105,13 @@ def check_uses(mesh: Mesh | AbstractMesh, shardings: Any) -> None:
             f"every mesh axis above 1 must split rows ({', '.join(BATCH_AXES)}), tokens (context) "
             f"or a parameter, got {axis}={size}, which splits none of them, so its {size} groups "
             f"of devices would compute the same; write data={size} instead of {axis}={size}, or "
-            f"place parameters with a NamedSharding over {axis!r}"
+            f"place parameters with a NamedSharding over {axis!r}, as abstract(config, mesh=mesh) "
+            f"and init(config, mesh=mesh, seed=0) of dovetail_models do"
+        )
+    if mesh.shape.get("fsdp", 1) > 1 and "fsdp" not in split:
+        _log.warning(
+            "fsdp=%d splits rows and no parameter, so each device holds all of them: place them "
+            "with a NamedSharding over 'fsdp', as abstract(config, mesh=mesh) of dovetail_models "
+            "does, or write data= instead of fsdp=",
+            mesh.shape["fsdp"],
         )

@@ -1,123 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of devices: peak rates and memories from the makers' data sheets.
-
-An entry has JAX's `device_kind`, since that is the name a running program sees. Figures are dense:
-data sheets of NVIDIA double most of theirs for sparsity. A kind with figures in doubt is left out.
-"""
+"""Kinds of devices by name, and meshes of devices that may be absent."""
 
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 
-Platform = Literal["cpu", "cuda", "rocm", "tpu"]
-_A100 = {"bfloat16": 312e12, "float32": 156e12}
-_HOPPER = {"bfloat16": 989.4e12, "float32": 494.7e12}
-_CLOUD_TPU = "Cloud TPU documentation, system architecture, per chip"
+from dovetail_train._device_kinds import BY_KEY, KINDS, DeviceKind, Platform, key_of
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceKind:
-    """One kind of device.
-
-    Attributes:
-        name: JAX's `device_kind`.
-        names: Usual names. Case, spaces and hyphens do not matter.
-        platform: As in `Program.lower`.
-        peak_flops: FLOP/s of dense products by dtype. float32 products of JAX on NVIDIA's devices
-            run as TF32 unless a higher precision is asked for; Google publishes no float32 figures.
-        memory_bytes: Bytes of memory. GB of data sheets are 1e9 bytes, except GiB for Cloud TPU.
-            None: not known.
-        memory_bytes_per_s: Bandwidth of the memory. None: not known.
-        source: Origin of the figures.
-    """
-
-    name: str
-    names: tuple[str, ...] = ()
-    platform: Platform
-    peak_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    memory_bytes: int | None = None
-    memory_bytes_per_s: float | None = None
-    source: str = ""
-
-
-def _nvidia(name: str, *names: str, gb: int, gb_per_s: int, peak: Any, sheet: str) -> DeviceKind:
-    return DeviceKind(
-        name=name,
-        names=names,
-        platform="cuda",
-        peak_flops=peak,
-        memory_bytes=gb * 10**9,
-        memory_bytes_per_s=gb_per_s * 1e9,
-        source=f"NVIDIA {sheet} data sheet",
-    )
-
-
-def _tpu(name: str, *names: str, gib: int, gb_per_s: int, bfloat16: float) -> DeviceKind:
-    return DeviceKind(
-        name=name,
-        names=names,
-        platform="tpu",
-        peak_flops={"bfloat16": bfloat16},
-        memory_bytes=gib * 2**30,
-        memory_bytes_per_s=gb_per_s * 1e9,
-        source=_CLOUD_TPU,
-    )
-
-
-#: All kinds with known figures.
-KINDS: tuple[DeviceKind, ...] = (
-    _nvidia(
-        "NVIDIA A100-SXM4-40GB", "A100-40GB", "A100-SXM-40GB",
-        gb=40, gb_per_s=1555, peak=_A100, sheet="A100",
-    ),
-    _nvidia(
-        "NVIDIA A100-SXM4-80GB", "A100-80GB", "A100-SXM-80GB",
-        gb=80, gb_per_s=2039, peak=_A100, sheet="A100",
-    ),
-    _nvidia("NVIDIA A100-PCIE-40GB", gb=40, gb_per_s=1555, peak=_A100, sheet="A100"),
-    _nvidia(
-        "NVIDIA A100 80GB PCIe", "A100-PCIE-80GB",
-        gb=80, gb_per_s=1935, peak=_A100, sheet="A100",
-    ),
-    _nvidia(
-        "NVIDIA H100 80GB HBM3", "H100", "H100-SXM", "H100-80GB",
-        gb=80, gb_per_s=3350, peak=_HOPPER, sheet="H100",
-    ),
-    _nvidia(
-        "NVIDIA H100 PCIe",
-        gb=80, gb_per_s=2000, peak={"bfloat16": 756e12, "float32": 378e12}, sheet="H100",
-    ),
-    _nvidia("NVIDIA H200", "H200-SXM", gb=141, gb_per_s=4800, peak=_HOPPER, sheet="H200"),
-    _nvidia(
-        "NVIDIA L4",
-        gb=24, gb_per_s=300, peak={"bfloat16": 121e12, "float32": 60e12}, sheet="L4",
-    ),
-    _nvidia(
-        "NVIDIA L40S",
-        gb=48, gb_per_s=864, peak={"bfloat16": 362e12, "float32": 183e12}, sheet="L40S",
-    ),
-    _nvidia("NVIDIA B200", gb=180, gb_per_s=8000, peak={"bfloat16": 2250e12}, sheet="DGX B200"),
-    _tpu("TPU v4", "v4", gib=32, gb_per_s=1228, bfloat16=275e12),
-    _tpu("TPU v5 lite", "v5e", "TPU v5e", gib=16, gb_per_s=819, bfloat16=197e12),
-    _tpu("TPU v5", "v5p", "TPU v5p", gib=95, gb_per_s=2765, bfloat16=459e12),
-    _tpu("TPU v6 lite", "v6e", "TPU v6e", "trillium", gib=32, gb_per_s=1640, bfloat16=918e12),
-)  # fmt: skip
 _EXACT = {kind.name: kind for kind in KINDS}
-
-
-def _key(name: str) -> str:
-    """Returns a name without case, spaces, hyphens and the maker."""
-    letters = "".join(c for c in name.casefold() if c not in " -_")
-    return letters.removeprefix("nvidia")
-
-
-_BY_KEY = {_key(name): kind for kind in KINDS for name in (kind.name, *kind.names)}
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
@@ -144,10 +39,10 @@ def kind_of(device: str) -> DeviceKind:
             f"device must be the name of a kind of device, got device={device!r}; write for "
             f'example device="H200"'
         )
-    if kind := _BY_KEY.get(_key(device)):
+    if kind := BY_KEY.get(key_of(device)):
         return kind
-    own = {_key(name): kind for name, kind in _own_kinds().items()}
-    if kind := own.get(_key(device)):
+    own = {key_of(name): kind for name, kind in _own_kinds().items()}
+    if kind := own.get(key_of(device)):
         return kind
     raise ValueError(
         f"device must name one kind of device with known figures, or one of this machine, got "
@@ -204,10 +99,10 @@ def _lowering_platform(platform: str, kind: str) -> Platform:
 
 def _instead(device: str) -> str:
     """Returns near names of `KINDS`, or all of them."""
-    key = _key(device)
-    several = [kind.name for kind in KINDS if key and _key(kind.name).startswith(key)]
-    keys = difflib.get_close_matches(key, _BY_KEY, n=3, cutoff=0.6)
-    near = several or list(dict.fromkeys(_BY_KEY[k].name for k in keys))
+    key = key_of(device)
+    several = [kind.name for kind in KINDS if key and key_of(kind.name).startswith(key)]
+    keys = difflib.get_close_matches(key, BY_KEY, n=3, cutoff=0.6)
+    near = several or list(dict.fromkeys(BY_KEY[k].name for k in keys))
     return f"one of {', '.join(map(repr, near or _EXACT))}"
 
 

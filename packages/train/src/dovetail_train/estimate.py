@@ -55,7 +55,8 @@ class Estimate:
             state once. Communication and opaque calls are not included. None if a rate of the
             device is not known.
         bound: The longer of the two.
-        peak_flops: FLOP/s of the compute dtype, or None if unknown.
+        compute: Dtype of the products.
+        peak_flops: FLOP/s in that dtype, or None if unknown.
         memory_bytes_per_s: Bandwidth of the memory, or None if unknown.
         given: Names of the rates that the caller gave; the others are published.
         slices: Number of slices.
@@ -80,6 +81,7 @@ class Estimate:
     opaque: dict[str, int]
     seconds: float | None
     bound: Literal["products", "memory"] | None
+    compute: str = "float32"
     peak_flops: float | None = None
     memory_bytes_per_s: float | None = None
     given: tuple[str, ...] = ()
@@ -155,7 +157,12 @@ class Estimate:
     def _times(self) -> list[str]:
         rates = {name: getattr(self, name) for name in _RATES}
         if self.seconds is None:
-            missing = " and ".join(name for name, rate in rates.items() if rate is None)
+            words = {
+                "peak_flops": f"FLOP/s in {self.compute}: pass peak_flops= (--peak-flops)",
+                "memory_bytes_per_s": "bandwidth of the memory: pass memory_bytes_per_s= "
+                "(--memory-bytes-per-s)",
+            }
+            missing = ", and no ".join(words[name] for name, rate in rates.items() if rate is None)
             return [f"{'at least':<22}{'not known':>14}: no published {missing}"]
         lines = [f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}"]
         given = ", ".join(f"{name}={rates[name]:.6g}" for name in self.given)
@@ -247,6 +254,7 @@ def estimate(
         opaque=dict(flops.opaque),
         seconds=seconds,
         bound=bound,
+        compute=compute,
         peak_flops=kind.peak_flops.get(compute),
         memory_bytes_per_s=kind.memory_bytes_per_s,
         given=tuple(name for name, rate in given.items() if rate is not None),

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from typing import Any
 import cloudpickle
 
 from dovetail_cluster.absent.count import Traffic
-from dovetail_cluster.absent.targets import Devices
+from dovetail_cluster.absent.targets import Devices, check_description
 from dovetail_cluster.absent.worker import ANSWER, COMMAND, REQUEST, Answer, Request, environment
 from dovetail_cluster.errors import BuildError
 
+PROGRESS_S = 5.0  # seconds between two reports of progress
 # Share of a device's rate that a collective of n devices needs for each byte of its result.
 _SENT: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -45,6 +47,7 @@ class Compiled:
     Attributes:
         target: The devices.
         choice: Arguments passed by `search`.
+        items: Rows or tokens of a step, by which `search` divides times; None for no number.
         fits: The compiler has accepted the program, and the device's memory holds it.
         reason: Why it does not fit: the compiler's text, or sizes. "" if it fits.
         argument_bytes: Arguments.
@@ -64,6 +67,7 @@ class Compiled:
 
     target: Devices
     choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    items: float | None = None
     fits: bool
     reason: str = ""
     argument_bytes: int | None = None
@@ -101,13 +105,11 @@ class Compiled:
         within a slice or host. Rates between slices differ by site, so they do not count.
         """
         kind = self.target.kind
-        if not self.fits or None in (self.flops, kind.peak_flops, kind.link_bytes_per_s):
+        peak, links = kind.peak_flops.get("bfloat16"), kind.link_bytes_per_s
+        if not self.fits or self.flops is None or peak is None or links is None:
             return None
-        assert self.flops is not None
-        assert kind.peak_flops is not None
-        assert kind.link_bytes_per_s is not None
-        products = self.flops / (self.target.count * kind.peak_flops)
-        return max(products, self.sent_bytes("ici", "nvlink") / kind.link_bytes_per_s)
+        products = self.flops / (self.target.count * peak)
+        return max(products, self.sent_bytes("ici", "nvlink") / links)
 
     def sent_bytes(self, *links: str) -> float:
         """Returns the bytes sent by one device over links such as "ici" or "dcn", at least."""
@@ -146,7 +148,8 @@ class Compiled:
             "compilation": f"{self.compile_s:.1f} s, after {self.lower_s:.1f} s of tracing",
         }
         if self.bound_s is not None:
-            sizes["least time"] = f"{self.bound_s:.4g} s a step"
+            each = "" if self.items is None else f", {self.bound_s / self.items:.4g} s an item"
+            sizes["least time"] = f"{self.bound_s:.4g} s a step{each}"
         lines += [f"  {name:<20}{value}" for name, value in sizes.items()]
         rows = [
             f"  {kind:<20}{entry.count:>6} x  {_size(entry.bytes):>11}  "
@@ -178,8 +181,11 @@ def compiled(
     target: Devices,
     compiler_options: Mapping[str, Any] | None = None,
     timeout_s: float = 900.0,
+    progress: Callable[[str, float], None] | None = None,
 ) -> Compiled:
     """Compiles a program for a target, in a process without accelerators.
+
+    The process ends with this one, however this one ends.
 
     Args:
         build: Called with the target's devices. Returns an object with `lower()`, or with `jit()`
@@ -190,6 +196,8 @@ def compiled(
         target: The devices, from `devices`.
         compiler_options: XLA's options by name, as `jax.stages.Lowered.compile` takes them.
         timeout_s: Seconds for all of it.
+        progress: Called about every 5 seconds with the stage, "tracing" or "compilation", and the
+            seconds since the start.
 
     Returns:
         Sizes, collectives and times; a refusal of the compiler with `fits=False`.
@@ -198,6 +206,7 @@ def compiled(
         BuildError: `build` has raised, or the compiler of the target is not installed.
         TimeoutError: The process has not ended in time. It is killed.
         TypeError: `build` cannot be pickled.
+        ValueError: XLA has no description of the target.
 
     Example:
 
@@ -212,11 +221,17 @@ def compiled(
         32
     """
     options = dict(compiler_options or {})
-    return run(Request(target, build, {}, options), timeout_s=timeout_s)
+    return run(Request(target, build, {}, options), timeout_s=timeout_s, progress=progress)
 
 
-def run(request: Request, *, timeout_s: float) -> Compiled:
+def run(
+    request: Request,
+    *,
+    timeout_s: float,
+    progress: Callable[[str, float], None] | None = None,
+) -> Compiled:
     """Compiles a request in a process of its own. Raises the errors of `compiled`."""
+    check_description(request.target)
     try:
         pickled = cloudpickle.dumps(request)
     except Exception as error:
@@ -227,7 +242,8 @@ def run(request: Request, *, timeout_s: float) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="dovetail-absent-") as name:
         folder = Path(name)
         (folder / REQUEST).write_bytes(pickled)
-        code, log = _run(folder, environment(request.target, os.environ), timeout_s)
+        variables = environment(request.target, os.environ)
+        code, log = _run(folder, variables, timeout_s, progress or (lambda stage, seconds: None))
         try:
             answer = pickle.loads((folder / ANSWER).read_bytes())
         except FileNotFoundError:
@@ -244,31 +260,56 @@ def run(request: Request, *, timeout_s: float) -> Compiled:
     return _judged(Compiled(fits=True, **known))
 
 
-def _run(folder: Path, variables: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
+def _run(
+    folder: Path,
+    variables: Mapping[str, str],
+    timeout_s: float,
+    progress: Callable[[str, float], None],
+) -> tuple[int, str]:
     """Runs the worker. Returns its exit code and the end of its log."""
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, str(folder)],
             env=dict(variables),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # the worker ends with this end of it, even after SIGKILL
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a compiler's own processes end with it
         )
         try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(
-                f"the compilation must end within timeout_s={timeout_s:g}, got no answer by then; "
-                f"write timeout_s={2 * timeout_s:g}"
-            ) from None
+            code = _wait(process, folder, timeout_s, progress)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
     text = log.read_text(encoding="utf-8", errors="replace")
     return code, "\n".join(text.splitlines()[-30:])
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    timeout_s: float,
+    progress: Callable[[str, float], None],
+) -> int:
+    began = time.monotonic()
+    while True:
+        spent = time.monotonic() - began
+        try:
+            return process.wait(max(0.0, min(PROGRESS_S, timeout_s - spent)))
+        except subprocess.TimeoutExpired:
+            spent = time.monotonic() - began
+        # The first answer is that of the traced program.
+        stage = "compilation" if (folder / ANSWER).exists() else "tracing"
+        if spent >= timeout_s:
+            raise TimeoutError(
+                f"the program must be compiled within timeout_s={timeout_s:g}, got no answer by "
+                f"then, in {stage}; write timeout_s={2 * timeout_s:g}, or make the program smaller"
+            )
+        progress(stage, spent)
 
 
 def _end(code: int) -> str:

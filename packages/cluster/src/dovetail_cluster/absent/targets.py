@@ -4,7 +4,7 @@
 
 `Devices` is a description, so it pickles and needs no backend. The worker turns it into devices of
 JAX: a topology of libtpu, one of XLA's GPU compiler with the figures below, or the host's CPU taken
-as several devices. Figures are from the makers' data sheets, dense and per device.
+as several devices.
 """
 
 from __future__ import annotations
@@ -13,67 +13,12 @@ import dataclasses
 import difflib
 import math
 import re
-from typing import Literal
 
-Platform = Literal["tpu", "gpu", "cpu"]
-#: GPUs of one host, which NVLink joins. Hosts exchange data over their network.
-HOST_GPUS = 8
+from dovetail_cluster._device_kinds import BY_KEY, KINDS, DeviceKind, key_of
+
 _FORM = re.compile(r"(?P<kind>.*?)(?::(?P<chips>\d+(?:x\d+)*))?(?:\s+[x×]\s*(?P<times>\d+))?")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of device.
-
-    Attributes:
-        name: Its name in messages.
-        platform: Platform of JAX.
-        names: Other names. Case, spaces and hyphens do not matter.
-        topology: Name of the kind in a topology of libtpu.
-        dimensions: Dimensions of a TPU slice.
-        memory_bytes: Bytes of memory, None for a CPU.
-        peak_flops: FLOP/s of bfloat16 products.
-        link_bytes_per_s: Bytes per second from one device to its slice or host, in total.
-        config: XLA's description of a GPU, for its fusions, tiles and launches.
-    """
-
-    name: str
-    platform: Platform
-    names: tuple[str, ...] = ()
-    topology: str = ""
-    dimensions: int = 0
-    memory_bytes: int | None = None
-    peak_flops: float | None = None
-    link_bytes_per_s: float | None = None
-    config: str = ""
-
-
-def _tpu(version: str, dimensions: int, gib: int, tflops: float, gb_per_s: float) -> Kind:
-    return Kind(
-        name=f"TPU {version}",
-        platform="tpu",
-        names=(version,),
-        topology=version,
-        dimensions=dimensions,
-        memory_bytes=gib * 2**30,
-        peak_flops=tflops * 1e12,
-        link_bytes_per_s=gb_per_s * 1e9,
-    )
-
-
-def _nvidia(name: str, *names: str, gb: int, tflops: float, gb_per_s: float, config: str) -> Kind:
-    fields = f"device_memory_size: {gb * 10**9} {config}"
-    return Kind(
-        name=f"NVIDIA {name}",
-        platform="gpu",
-        names=(name, *names),
-        memory_bytes=gb * 10**9,
-        peak_flops=tflops * 1e12,
-        link_bytes_per_s=gb_per_s * 1e9,
-        config=f"gpu_device_info {{ {fields} {_CUDA} }} "
-        f'platform_name: "CUDA" device_description_str: "NVIDIA {name}"',
-    )
-
+_CPU = DeviceKind(name="CPU", platform="cpu")
+_KINDS = {**BY_KEY, "cpu": _CPU}
 
 # Equal for all NVIDIA devices since Pascal (CUDA C++ Programming Guide, compute capabilities).
 _CUDA = (
@@ -87,45 +32,35 @@ _AMPERE = (
     "shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912 "
     "cuda_compute_capability { major: 8 }"
 )
-_HOPPER = (
-    "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 "
-    "shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448 "
+_SINCE_HOPPER = "fpus_per_core: 128 shared_memory_per_core: 233472 " + (
+    "shared_memory_per_block_optin: 232448"
+)
+_HOPPER = f"{_SINCE_HOPPER} core_count: 132 clock_rate_ghz: 1.98 " + (
     "cuda_compute_capability { major: 9 }"
 )
-
-#: Links are half of the published rates, which add up both directions.
-KINDS: tuple[Kind, ...] = (
-    _tpu("v4", 3, gib=32, tflops=275.0, gb_per_s=150.0),
-    _tpu("v5e", 2, gib=16, tflops=197.0, gb_per_s=100.0),
-    _tpu("v5p", 3, gib=95, tflops=459.0, gb_per_s=300.0),
-    _tpu("v6e", 2, gib=32, tflops=918.0, gb_per_s=200.0),
-    _nvidia(
-        "A100-SXM4-40GB", "A100-40GB", gb=40, tflops=312.0, gb_per_s=300.0,
-        config=f"memory_bandwidth: 1555000000000 {_AMPERE}",
-    ),
-    _nvidia(
-        "A100-SXM4-80GB", "A100-80GB", "A100", gb=80, tflops=312.0, gb_per_s=300.0,
-        config=f"memory_bandwidth: 2039000000000 {_AMPERE}",
-    ),
-    _nvidia(
-        "H100 80GB HBM3", "H100", "H100-SXM", gb=80, tflops=989.4, gb_per_s=450.0,
-        config=f"memory_bandwidth: 3350000000000 l2_cache_size: 52428800 {_HOPPER}",
-    ),
-    _nvidia(
-        "H200", "H200-SXM", gb=141, tflops=989.4, gb_per_s=450.0,
-        config=f"memory_bandwidth: 4800000000000 l2_cache_size: 62914560 {_HOPPER}",
-    ),
-    Kind(name="CPU", platform="cpu"),
-)  # fmt: skip
+_BLACKWELL = f"{_SINCE_HOPPER} cuda_compute_capability {{ major: 10 }}"
+# XLA's description of a GPU, for its fusions, tiles and launches.
+_CONFIGS = {
+    "NVIDIA A100-SXM4-40GB": _AMPERE,
+    "NVIDIA A100-SXM4-80GB": _AMPERE,
+    "NVIDIA H100 80GB HBM3": f"l2_cache_size: 52428800 {_HOPPER}",
+    "NVIDIA H200": f"l2_cache_size: 62914560 {_HOPPER}",
+    "NVIDIA B200": f"core_count: 148 clock_rate_ghz: 1.965 l2_cache_size: 132644864 {_BLACKWELL}",
+    "NVIDIA GB200": f"core_count: 152 clock_rate_ghz: 2.062 l2_cache_size: 135528448 {_BLACKWELL}",
+}
 
 
-def _key(name: str) -> str:
-    """Returns a name without case, spaces, hyphens and "nvidia"."""
-    letters = "".join(c for c in name.casefold() if c not in " -_")
-    return letters.removeprefix("nvidia")
-
-
-_BY_KEY = {_key(name): kind for kind in KINDS for name in (kind.name, *kind.names)}
+def target_config(kind: DeviceKind) -> str | None:
+    """Returns XLA's description of a GPU as protobuf text, None for a kind without one."""
+    if kind.name not in _CONFIGS:
+        return None
+    assert kind.memory_bytes_per_s is not None
+    sizes = f"device_memory_size: {kind.memory_bytes} "
+    sizes += f"memory_bandwidth: {kind.memory_bytes_per_s:.0f}"
+    return (
+        f"gpu_device_info {{ {sizes} {_CUDA} {_CONFIGS[kind.name]} }} "
+        f'platform_name: "CUDA" device_description_str: "{kind.name}"'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,14 +73,14 @@ class Devices:
         slices: Number of TPU slices, joined by the data center's network.
     """
 
-    kind: Kind
+    kind: DeviceKind
     chips: tuple[int, ...]
     slices: int = 1
 
     @property
     def count(self) -> int:
         """Number of devices."""
-        return math.prod(self.chips) * self.slices
+        return math.prod(self.chips) * self.kind.cores * self.slices
 
     @property
     def memory_bytes(self) -> int | None:
@@ -156,10 +91,19 @@ class Devices:
         if self.kind.platform != "tpu":
             return f"{self.kind.name} x {self.count}"
         slices = f" x {self.slices}" if self.slices > 1 else ""
-        return f"{self.kind.name}:{'x'.join(map(str, self.chips))}{slices}"
+        return f"{_title(self.kind)}:{'x'.join(map(str, self.chips))}{slices}"
 
     def __repr__(self) -> str:
         return f"devices({str(self)!r})"
+
+
+def check_description(target: Devices) -> None:
+    """Raises ValueError for GPUs of which XLA has no description here."""
+    if target.kind.platform in ("cuda", "rocm") and target_config(target.kind) is None:
+        raise ValueError(
+            f"programs are compiled for TPUs, CPUs and {', '.join(_CONFIGS)}, got {target}; "
+            f"name one of those, or only estimate the step (dovetail_train.estimate)"
+        )
 
 
 def devices(name: str, *, count: int | None = None, slices: int = 1) -> Devices:
@@ -169,12 +113,12 @@ def devices(name: str, *, count: int | None = None, slices: int = 1) -> Devices:
         name: Kind of device. A TPU has the sizes of its slice, "TPU v5e:16x16", and
             "TPU v5e:16x16 x 2" means two slices. "NVIDIA H200 x 8" and "CPU x 8" have a number of
             devices. Case, spaces and hyphens of the kind do not matter.
-        count: Number of GPUs or CPU devices, in the place of "x 8". Default: 1. Eight GPUs are one
-            host; more must be whole hosts.
+        count: Number of GPUs or CPU devices, in the place of "x 8". Default: 1. Above the GPUs of
+            one host, or of one rack of GB200, it must be whole hosts.
         slices: Number of TPU slices, in the place of "x 2".
 
     Raises:
-        ValueError: The kind is unknown, or it has no such devices.
+        ValueError: The kind is unknown, or no such number or slice of it is on offer.
 
     Example:
 
@@ -196,42 +140,63 @@ def devices(name: str, *, count: int | None = None, slices: int = 1) -> Devices:
             f"slices={slices}; write devices('{kind.name} x 8')"
         )
     number = 1 if times is None and count is None else times or count or 0
-    whole = kind.platform == "cpu" or number <= HOST_GPUS or number % HOST_GPUS == 0
-    if number < 1 or not whole:
-        hosts = max(1, round(number / HOST_GPUS))
+    joined = kind.joined
+    if number < 1 or (kind.platform != "cpu" and number > joined and number % joined):
+        whole = max(1, round(number / joined))
         raise ValueError(
-            f"a number of devices is at least 1, and of GPUs a multiple of the {HOST_GPUS} of a "
-            f"host above one host, got {number}; write devices('{kind.name} x {hosts * HOST_GPUS}')"
+            f"a number of devices is at least 1, and above the {joined} GPUs that fast links join "
+            f"a multiple of {joined}, got {number}; write devices('{kind.name} x {whole * joined}')"
         )
     return Devices(kind=kind, chips=(number,))
 
 
 def _slices(
-    kind: Kind, chips: tuple[int, ...], times: int | None, *, name: str, count: int | None,
+    kind: DeviceKind, chips: tuple[int, ...], times: int | None, *, name: str, count: int | None,
     slices: int,
 ) -> Devices:  # fmt: skip
-    shape = "x".join(["4"] * kind.dimensions)
-    if count is not None or len(chips) != kind.dimensions or 0 in chips:
+    title, dimensions = _title(kind), kind.slices[0].count("x") + 1
+    shape = "x".join(["4"] * dimensions)
+    if count is not None or len(chips) != dimensions:
         given = "" if count is None else f" with count={count}"
         raise ValueError(
-            f"a {kind.name} target has the {kind.dimensions} sizes of its slice, got {name!r}"
-            f"{given}; write devices('{kind.name}:{shape}')"
+            f"a {title} target has the {dimensions} sizes of its slice, got {name!r}"
+            f"{given}; write devices('{title}:{shape}')"
+        )
+    if not kind.has_slice(chips):
+        above = "x".join(map(str, kind.largest))
+        more = f", and ascending multiples of 4 up to {above}" if above else ""
+        raise ValueError(
+            f"a slice of {title} has one of the shapes {', '.join(kind.slices)}{more}, got "
+            f"{name!r}; write devices('{title}:{_near_shape(kind, chips)}')"
         )
     if (times is not None and slices != 1) or (times or slices) < 1 or times == 0:
         raise ValueError(
             f"the number of slices is at least 1 and said once, got {name!r} with slices={slices}; "
-            f"write devices('{kind.name}:{shape} x 2')"
+            f"write devices('{title}:{shape} x 2')"
         )
     return Devices(kind=kind, chips=chips, slices=times or slices)
 
 
-def _kind(text: str, name: str) -> Kind:
-    key = _key(text)
-    if kind := _BY_KEY.get(key):
+def _title(kind: DeviceKind) -> str:
+    """Returns the usual name of a TPU: JAX's names of v5e and v5p hardly differ."""
+    return next((name for name in kind.names if name.startswith("TPU v5")), kind.name)
+
+
+def _near_shape(kind: DeviceKind, chips: tuple[int, ...]) -> str:
+    """Returns the shape on offer with the nearest number of chips, the same sizes first."""
+    if kind.has_slice(tuple(sorted(chips))):
+        return "x".join(map(str, sorted(chips)))
+    return min(kind.slices, key=lambda s: abs(math.prod(map(int, s.split("x"))) - math.prod(chips)))
+
+
+def _kind(text: str, name: str) -> DeviceKind:
+    key = key_of(text)
+    if kind := _KINDS.get(key):
         return kind
-    near = difflib.get_close_matches(key, _BY_KEY, n=3, cutoff=0.5)
-    names = dict.fromkeys(_BY_KEY[k].name for k in near) or [kind.name for kind in KINDS]
+    near = [kind.name for kind in KINDS if key and key_of(kind.name).startswith(key)]
+    near = near or [_KINDS[k].name for k in difflib.get_close_matches(key, _KINDS, n=3, cutoff=0.5)]
+    names = dict.fromkeys(near or [kind.name for kind in (*KINDS, _CPU)])
     raise ValueError(
-        f"a target names a known kind of device, got {name!r}; write one of "
+        f"a target names one known kind of device, got {name!r}; write one of "
         f"{', '.join(map(repr, names))}"
     )

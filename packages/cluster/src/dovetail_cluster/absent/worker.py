@@ -13,7 +13,9 @@ import contextlib
 import importlib.util
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail_cluster.absent.count import Text, Traffic, traffic
-from dovetail_cluster.absent.targets import HOST_GPUS, Devices
+from dovetail_cluster.absent.targets import Devices, target_config
 
 # Not by -m, which would give what is pickled another module.
 COMMAND = "from dovetail_cluster.absent.worker import main; main()"
@@ -34,7 +36,7 @@ _GPU_OPTIONS = {"xla_gpu_unsupported_use_all_reduce_one_shot_kernel": False}
 # Modules with the compiler for absent devices, and what installs one.
 _COMPILERS = {
     "tpu": (("libtpu",), "dovetail-cluster[tpu-plan]"),
-    "gpu": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "jax[cuda13]"),
+    "cuda": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "jax[cuda13]"),
 }
 
 
@@ -111,18 +113,17 @@ def target_devices(target: Devices) -> list[Any]:
             options["chip_config_name"] = "megacore"  # one device per chip, as JAX shows them
     else:
         name = kind.name
-        hosts, rest = divmod(target.count, HOST_GPUS)
-        shape = f"1x{hosts}x{HOST_GPUS}" if hosts > 1 else f"1x1x{hosts * HOST_GPUS + rest}"
-        options = {"target_config": kind.config, "topology": shape}
+        hosts = max(1, target.count // kind.joined)
+        shape = f"1x{hosts}x{target.count // hosts}"
+        options = {"target_config": target_config(kind), "topology": shape}
     modules, extra = _COMPILERS[kind.platform]
     if not any(map(_installed, modules)):
         raise RuntimeError(
             f"{kind.name} needs the compiler in {' or '.join(modules)}, got none of these; type "
             f"pip install '{extra}'"
         )
-    platform = "cuda" if kind.platform == "gpu" else kind.platform
     try:
-        return list(topologies.get_topology_desc(name, platform, **options).devices)
+        return list(topologies.get_topology_desc(name, kind.platform, **options).devices)
     except Exception as error:
         raise RuntimeError(
             f"the compiler must know the sizes of the target, got {target} and {error}; write for "
@@ -158,12 +159,20 @@ def lowered(built: Any) -> Any:
 
 def main() -> None:
     """Reads a request, compiles it, and writes the answer."""
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     folder = Path(sys.argv[1])
     answer = folder / ANSWER
     try:
         _answer(pickle.loads((folder / REQUEST).read_bytes()), answer)
     except Exception as error:
         _write(answer, Answer("build", _told(error), {}))
+
+
+def _end_with_caller() -> None:
+    """Ends this process and those of its compiler when the caller has ended, in whatever way."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)  # a session of its own
 
 
 def _answer(request: Request, answer: Path) -> None:
@@ -174,7 +183,7 @@ def _answer(request: Request, answer: Path) -> None:
     values: dict[str, Any] = {"lower_s": time.monotonic() - began, "flops": _flops(built)}
     _write(answer, Answer("compile", "", values))
     platform = request.target.kind.platform
-    options = {**(_GPU_OPTIONS if platform == "gpu" else {}), **request.options}
+    options = {**(_GPU_OPTIONS if platform == "cuda" else {}), **request.options}
     dump = answer.parent / DUMP
     if platform == "tpu":
         # The text that jaxlib makes fails its own checks on some programs of a newer libtpu.
@@ -217,14 +226,14 @@ def _collectives(
     by_slice = target.slices > 1
     places = np.array(
         [device.slice_index if by_slice else device.process_index for device in order]
-        if by_slice or target.kind.platform == "gpu"
+        if by_slice or target.kind.platform == "cuda"
         else [0] * len(order)
     )
     exchanged: dict[str, tuple[Traffic, ...]] = traffic(
         text.collectives(),
         {} if mesh is None else dict(mesh.shape),
         places,
-        near={"tpu": "ici", "gpu": "nvlink", "cpu": "memory"}[target.kind.platform],
+        near={"tpu": "ici", "cuda": "nvlink", "cpu": "memory"}[target.kind.platform],
         local=by_slice,
     )
     return {
@@ -246,7 +255,7 @@ def _mesh(compiled: Any) -> Any:
 def _compiler(target: Devices) -> dict[str, str]:
     import importlib.metadata as metadata
 
-    names = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "cpu": ()}
+    names = {"tpu": ("libtpu",), "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "cpu": ()}
     versions = {}
     for name in names[target.kind.platform]:
         with contextlib.suppress(metadata.PackageNotFoundError):

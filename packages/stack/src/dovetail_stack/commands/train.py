@@ -127,10 +127,14 @@ def _everywhere(parser: Parser) -> None:
     )
     devices.add_argument(
         "--compile",
-        action="store_true",
-        help="for --estimate: compile the step for them, too; for TPUs this needs dovetail-cluster"
-        "[tpu-plan]",
+        type=float,
+        nargs="?",
+        const=estimating.COMPILE_S,
+        metavar="SECONDS",
+        help=f"for --estimate: compile the step for them, too, within SECONDS "
+        f"({estimating.COMPILE_S:g}); for TPUs this needs dovetail-cluster[tpu-plan]",
     )
+    parser.words["timeout_s"] = "--compile"
     for rate, help in estimating.RATES.items():
         devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
         parser.words[rate] = settings.option(rate)
@@ -219,7 +223,7 @@ def run(args: argparse.Namespace) -> int:
         return _drive(args, values | ({} if dcn is None else {"dcn": dcn}), out)
     joined = processes.join(values)
     if "estimate" in values:
-        shown = {"compiled": "compile" in values, "as_json": "json" in values}
+        shown = {"compile_s": values.get("compile"), "as_json": "json" in values}
         planned = launching.planned(values, out)
         print(estimating.report(planned, args.estimate, axes, dcn=dcn, rates=rates, **shown))
         return DONE

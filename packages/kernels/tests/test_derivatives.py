@@ -110,15 +110,49 @@ def test_a_second_derivative_is_refused(name, impl, second):
         )
 
 
+FORWARD = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "jacfwd": lambda f, x: jax.jacfwd(f)(x),
+    "linearize": lambda f, x: jax.linearize(f, x)[1](x),
+    "jit of jvp": lambda f, x: jax.jit(lambda x: jax.jvp(jax.jit(f), (x,), (x,)))(x),
+    "jit of jacfwd": lambda f, x: jax.jit(jax.jacfwd(f))(x),
+    "scan": lambda f, x: jax.jvp(
+        lambda x: jax.lax.scan(lambda c, _: (c, f(c)), x, length=2)[1], (x,), (x,)
+    ),
+}
+
+
 @pytest.mark.parametrize("name, impl", EACH)
-def test_forward_mode_is_refused_by_jax(name, impl):
-    """Before any rule of ours runs, as the docstrings say."""
+def test_forward_mode_is_refused(name, impl):
     function, shape, _ = OPERATIONS[name]
-    x = normal(*shape)
-    with pytest.raises(TypeError, match=r"forward-mode .* to a custom_vjp function"):
-        jax.jvp(functools.partial(function, impl=impl), (x,), (x,))
-    with pytest.raises(TypeError, match=r"forward-mode .* to a custom_vjp function"):
-        jax.jacfwd(functools.partial(function, impl=impl))(x)
+    instead = "x @ unpack_weights" if name == "quantized_matmul" else 'impl="reference"'
+    message = (
+        rf"^{name} has derivatives in reverse mode alone .*, got one in forward .* Use {instead}"
+    )
+    for forward in FORWARD.values():
+        with pytest.raises(NotImplementedError, match=message):
+            forward(functools.partial(function, impl=impl), normal(*shape))
+
+
+def test_forward_mode_of_a_permutation_is_refused_with_its_indexing():
+    """The advice is right in both modes: against the gradient in reverse mode."""
+    x, along, gates = normal(5, 3), normal(5, 3), jnp.abs(normal(5, 2))
+    experts = jnp.array([[0, 2], [1, 0], [2, 1], [0, 1], [1, 2]])
+
+    def mixed(x):
+        rows, _, plan = permute(x, experts, count=3)
+        return jnp.sum(jnp.sin(unpermute(jnp.cos(rows), plan, gates)))
+
+    def indexed(x):
+        plan, k = permute(jax.lax.stop_gradient(x), experts, count=3)[2], 2
+        rows, weights = jnp.cos(x[plan.choices // k]), gates
+        return jnp.sum(jnp.sin((rows[plan.places] * weights[:, :, None]).sum(1)))
+
+    slope = jnp.vdot(jax.grad(mixed)(x), along)
+    np.testing.assert_allclose(jax.jvp(indexed, (x,), (along,))[1], slope, rtol=1e-5)
+    for f in (mixed, jax.grad(mixed)):
+        with pytest.raises(NotImplementedError, match=r"permute .* Use x\[plan.choices // k\]"):
+            jax.jvp(f, (x,), (along,))
 
 
 @pytest.mark.parametrize("name, impl", EACH)

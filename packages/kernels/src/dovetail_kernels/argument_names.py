@@ -7,12 +7,17 @@ A call written for `jax.nn`, Tokamax, torch, flash-attn, vLLM, Megatron or Liger
 there is none. Python answers all other unknown names.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+from jax.errors import InconclusiveDimensionOperation
+
+from dovetail_kernels.derivatives import is_of_forward_mode, refuse_forward_mode
+from dovetail_kernels.symbolic import refuse_symbolic_sizes
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -287,7 +292,8 @@ def operation(f: Callable[P, ResultT]) -> Callable[P, ResultT]:
     """Returns `f` with an answer to the argument names of other libraries.
 
     The programs of an operation without `impl` also have its name in their metadata, as
-    `dispatch.run` gives it to the others.
+    `dispatch.run` gives it to the others. JAX's errors about forward mode and symbolic dimensions
+    become those of the operation.
     """
     parameters = frozenset(inspect.signature(f).parameters)
     has_implementations = "impl" in parameters
@@ -296,10 +302,16 @@ def operation(f: Callable[P, ResultT]) -> Callable[P, ResultT]:
     def called(*args: P.args, **kwargs: P.kwargs) -> ResultT:
         if not parameters.issuperset(kwargs):
             check_names(called.__name__, parameters, kwargs)
-        if has_implementations:
-            return f(*args, **kwargs)
-        with jax.named_scope(called.__name__):
-            return f(*args, **kwargs)
+        name = called.__name__
+        try:
+            with contextlib.nullcontext() if has_implementations else jax.named_scope(name):
+                return f(*args, **kwargs)
+        except (TypeError, InconclusiveDimensionOperation) as error:
+            if is_of_forward_mode(error):
+                refuse_forward_mode(operation=name)
+            given = inspect.signature(f).bind_partial(*args, **kwargs).arguments
+            refuse_symbolic_sizes(name, given, error)
+            raise
 
     return called
 

@@ -16,6 +16,7 @@ import jax
 from jax.core import Tracer
 
 from dovetail_kernels.precision import describe_precision
+from dovetail_kernels.symbolic import has_symbolic_sizes
 
 CallT = TypeVar("CallT")
 
@@ -114,7 +115,7 @@ class Choice:
         selected: Whether it runs.
         refusal: Reason why it cannot run or is not requested. None otherwise.
         reason: The state in words: why it is selected, after which one it is able, or the refusal.
-        work: Cost of the call. None if the implementation cannot do the call.
+        work: Cost of the call. None if the implementation cannot do it, or a size is symbolic.
     """
 
     name: str
@@ -152,11 +153,12 @@ class Plan(Generic[CallT]):
             ValueError: `impl` is empty, has an unknown name, or a name for two implementations.
         """
         requested, choices = self._requested(), []
+        symbolic = has_symbolic_sizes(self.call)
         selected = self._selected(requested)
         own = [each for each in requested if each not in self.implementations]
         for implementation in (*own, *self.implementations):
             refusal = implementation.refuse(self.call)
-            work = implementation.work(self.call) if refusal is None else None
+            work = None if refusal is not None or symbolic else implementation.work(self.call)
             if refusal is None and implementation not in requested:
                 refusal = f"not among impl={self._impl_words()}"
             reason = refusal

@@ -30,6 +30,7 @@ from dovetail_kernels.paged.write import paged_write
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 from dovetail_kernels.rope import rope
 from dovetail_kernels.sampling.api import sample, warp_logits
+from dovetail_kernels.symbolic import is_symbolic
 
 # The operations with several implementations, and the function that plans a call of each.
 _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
@@ -165,6 +166,12 @@ def _plan_single(op: Callable[..., Any], *args: Any, **options: Any) -> Plan[Non
         args, options = jax.tree.unflatten(tree, filled)
         return op(*args, **options)
 
+    sizes = [size for array in arrays.values() for size in array.shape]
+    if any(map(is_symbolic, sizes)):
+        raise ValueError(
+            f"explain counts bytes from sizes, got a symbolic dimension of jax.export in "
+            f"{op.__name__}, which has one implementation. Use a number there."
+        )
     results = jax.eval_shape(call, arrays)
     traffic = costs.nbytes((list(arrays.values()), results))
     work = functools.partial(costs.COSTS[op.__name__], traffic, *args, **options)

@@ -53,7 +53,8 @@ def attention(
     -inf, or its sink.
 
     Args:
-        q: Queries [b, t, n, h]. b may be symbolic (`jax.export.symbolic_shape`).
+        q: Queries [b, t, n, h]. b, t and s may be symbolic
+            (`jax.export.symbolic_shape`); with t or s, "reference" runs.
         k: Keys [b, s, k, h], of q's dtype.
         v: Values [b, s, k, g], of q's dtype.
         causal: Requires position_q >= position_k.

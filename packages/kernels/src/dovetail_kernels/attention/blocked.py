@@ -36,17 +36,19 @@ from dovetail_kernels.attention.bounds import visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs, local
 from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.attention.tiles import Cut, cut
-from dovetail_kernels.derivatives import INSTEAD, first_order
+from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.symbolic import is_symbolic
 from dovetail_kernels.varying import varying
 
 once = functools.partial(first_order, "attention", INSTEAD)
+reverse = functools.partial(reverse_mode, "attention")
 NAME = "attn_out"  # of out and lse, for the policies of `jax.checkpoint`
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
     """Returns `out`, or `(out, SoftmaxStats)` if `call.stats`."""
-    out, lse, largest = _attend(call, inputs)
+    out, lse, largest = _attend(call, reverse(inputs))
     return (out, SoftmaxStats(lse=lse, max=jax.lax.stop_gradient(largest))) if call.stats else out
 
 
@@ -250,4 +252,11 @@ def _peak_bytes(call: AttentionCall, queries: Cut, keys: Cut) -> int:
     return total
 
 
-BLOCKED = Implementation(name="blocked", refuse=lambda call: None, work=_work, run=run)
+def refuse(call: AttentionCall) -> str | None:
+    """Returns why a kernel of blocks cannot do a call with symbolic sizes, or None."""
+    sizes = {"T": call.queries, "S": call.keys, "heads": call.heads, "kv_heads": call.kv_heads}
+    symbolic = [f"{name}={size}" for name, size in sizes.items() if is_symbolic(size)]
+    return f"cuts blocks of known sizes, not {', '.join(symbolic)}" if symbolic else None
+
+
+BLOCKED = Implementation(name="blocked", refuse=refuse, work=_work, run=run)

@@ -62,10 +62,10 @@ class AttentionCall(Call):
     )
 
     batch: Any
-    queries: int
-    keys: int
-    heads: int
-    kv_heads: int
+    queries: Any
+    keys: Any
+    heads: Any
+    kv_heads: Any
     head_dim: int
     value_dim: int
     dtype: jnp.dtype

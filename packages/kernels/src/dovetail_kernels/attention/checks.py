@@ -195,7 +195,7 @@ def _check_pairwise(name: str, array: Any, sizes: tuple[Any, ...], dtype: Any) -
         )
 
 
-def _check_ids(name: str, ids: Any, batch: Any, queries: int, keys: int) -> None:
+def _check_ids(name: str, ids: Any, batch: Any, queries: Any, keys: Any) -> None:
     if ids is None:
         return
     if isinstance(ids, tuple | list) and len(ids) != 2:
@@ -221,7 +221,7 @@ def _check_ids(name: str, ids: Any, batch: Any, queries: int, keys: int) -> None
             )
 
 
-def _check_kv_lengths(kv_lengths: Any, batch: Any, keys: int) -> None:
+def _check_kv_lengths(kv_lengths: Any, batch: Any, keys: Any) -> None:
     if kv_lengths is None:
         return
     if tuple(kv_lengths.shape) != (batch,):
@@ -244,7 +244,7 @@ def _check_kv_lengths(kv_lengths: Any, batch: Any, keys: int) -> None:
             )
 
 
-def _check_sinks(sinks: Any, heads: int) -> None:
+def _check_sinks(sinks: Any, heads: Any) -> None:
     if sinks is None:
         return
     if tuple(sinks.shape) != (heads,):

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dovetail_kernels.attention import blocked
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
@@ -33,7 +34,12 @@ _OUTLINE = "dovetail_kernels_outline_of_cudnn_attention"
 
 def refuse(call: AttentionCall) -> str | None:
     """Returns why cuDNN cannot give the documented answer, forward and backward, or None."""
-    return _refuse_device(call) or _refuse_shapes(call) or _refuse_options(call)
+    return (
+        _refuse_device(call)
+        or blocked.refuse(call)
+        or _refuse_shapes(call)
+        or _refuse_options(call)
+    )
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
@@ -41,17 +47,17 @@ def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
 
     A row of length 0 gets one zeroed key, and its result is set to the documented 0.
     """
-    k, v, lengths = inputs.k, inputs.v, inputs.kv_lengths
+    (q, k, v), lengths = blocked.reverse(inputs[:3]), inputs.kv_lengths
     if lengths is not None:
         index = jnp.arange(call.keys, dtype=lengths.dtype)
         counts = (index[None, :] < lengths[:, None])[:, :, None, None]
         k, v = jnp.where(counts, k, 0), jnp.where(counts, v, 0)
         lengths = jnp.maximum(lengths, 1).astype(jnp.int32)
     if call.device.platform == "gpu" and not _beside_a_gpu():
-        out: Any = _outline(call, inputs.q, k, v)
+        out: Any = _outline(call, q, k, v)
     else:
         out = jax.nn.dot_product_attention(
-            inputs.q,
+            q,
             k,
             v,
             scale=call.scale,

@@ -32,7 +32,7 @@ _WIDTHS = (64, 128)
 
 def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, SoftmaxStats]:
     """Computes `attention` by the kernel."""
-    results: Any = _attend(call, inputs)
+    results: Any = _attend(call, blocked.reverse(inputs))
     out, lse, largest = results
     return (out, SoftmaxStats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
 
@@ -65,7 +65,7 @@ def refuse(call: AttentionCall) -> str | None:
         )
     if call.bias is not None or call.mask is not None:
         return "reads conditions of keys, not a bias or mask [T, S]"
-    return None
+    return blocked.refuse(call)
 
 
 def work(call: AttentionCall) -> Work:

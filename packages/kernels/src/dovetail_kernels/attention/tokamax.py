@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dovetail_kernels.attention.blocked import once
+from dovetail_kernels.attention.blocked import once, reverse
+from dovetail_kernels.attention.blocked import refuse as refuse_symbolic
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
@@ -30,12 +31,12 @@ _CHUNK = 512  # queries and keys of a chunk in Tokamax's XLA
 
 def run(call: AttentionCall, inputs: Inputs) -> Array:
     """Computes `attention` by Tokamax."""
-    return _attend(call, inputs)
+    return _attend(call, reverse(inputs))
 
 
 def refuse(call: AttentionCall) -> str | None:
     """Returns why Tokamax cannot give the documented answer to a call, or None."""
-    return _refuse_device(call) or _refuse_options(call)
+    return _refuse_device(call) or refuse_symbolic(call) or _refuse_options(call)
 
 
 def _refuse_device(call: AttentionCall) -> str | None:

@@ -26,9 +26,9 @@ class GroupedMatmulCall(Call):
     _FACTS = frozenset(("rows", "inner", "outer", "count", "dtype", "device"))
 
     rows: Any
-    inner: int
-    outer: int
-    count: int
+    inner: Any
+    outer: Any
+    count: Any
     dtype: str
     device: Device
 

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int, Integer
 
 from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays, known
+from dovetail_kernels.derivatives import reverse_mode
 from dovetail_kernels.mesh import per_shard
 
 
@@ -84,7 +85,7 @@ def permute(
 
     def run(x: jax.Array, experts: jax.Array) -> tuple[jax.Array, ...]:
         sizes, plan = _sorted(experts, count)
-        return _spread(x, plan), sizes, *plan
+        return _spread(_reverse_x(x), plan), sizes, *plan
 
     rows, sizes, *plan = per_shard(
         "permute",
@@ -137,7 +138,7 @@ def unpermute(
         )
     return per_shard(
         "unpermute",
-        lambda rows, weights, *plan: _merge(rows, weights, Permutation(*plan)),
+        lambda rows, weights, *plan: _merge(*_reverse_rows((rows, weights)), Permutation(*plan)),
         (jnp.asarray(rows), jnp.asarray(weights), *plan),
         ("rd", "mk", "r", "mk", ""),
         out="md",
@@ -150,6 +151,11 @@ _INSTEAD = (
     "Gather that axis with jax.sharding.reshard, or permute inside jax.shard_map, each shard its "
     "own tokens."
 )
+
+
+# In the rules too: a derivative of a gradient in forward mode meets the same functions.
+_reverse_x = functools.partial(reverse_mode, "permute")
+_reverse_rows = functools.partial(reverse_mode, "unpermute")
 
 
 def _sorted(experts: jax.Array, count: int) -> tuple[jax.Array, Permutation]:
@@ -173,7 +179,7 @@ def _spread(x: jax.Array, plan: Permutation) -> jax.Array:
 
 
 def _spread_forward(x: jax.Array, plan: Permutation) -> tuple[jax.Array, Permutation]:
-    return _spread(x, plan), plan
+    return _spread(_reverse_x(x), plan), plan
 
 
 def _spread_backward(plan: Permutation, g: jax.Array) -> tuple[jax.Array, None]:
@@ -197,6 +203,7 @@ def _merge(rows: jax.Array, weights: jax.Array, plan: Permutation) -> jax.Array:
 
 
 def _merge_forward(rows: jax.Array, weights: jax.Array, plan: Permutation) -> Any:
+    rows, weights = _reverse_rows((rows, weights))
     return _merge(rows, weights, plan), (rows, weights, plan)
 
 

@@ -15,8 +15,9 @@ from jax.custom_batching import sequential_vmap
 from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
-from dovetail_kernels.grouped.tiles import once
+from dovetail_kernels.grouped.tiles import once, reverse
 from dovetail_kernels.precision import matmul_precision
+from dovetail_kernels.symbolic import is_symbolic
 
 
 @jax.custom_vjp
@@ -59,7 +60,7 @@ def _gradients(
 
 
 def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:
-    return _multiply(*inputs)
+    return _multiply(*reverse(inputs))
 
 
 def _work(call: GroupedMatmulCall) -> Work:
@@ -75,6 +76,10 @@ def _work(call: GroupedMatmulCall) -> Work:
     return Work(flops=call.count * flops, bytes=size + 2 * copies * itemsize, peak_bytes=peak)
 
 
+def _refuse(call: GroupedMatmulCall) -> str | None:
+    return f"needs a known number of groups, not {call.count}" if is_symbolic(call.count) else None
+
+
 RAGGED_DOT: Implementation[GroupedMatmulCall] = Implementation(
-    name="ragged_dot", refuse=lambda call: None, work=_work, run=_run
+    name="ragged_dot", refuse=_refuse, work=_work, run=_run
 )

@@ -28,10 +28,11 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 
 from dovetail_kernels.arrays import converts_whole
-from dovetail_kernels.derivatives import INSTEAD, first_order
+from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.precision import product
+from dovetail_kernels.symbolic import is_symbolic
 from dovetail_kernels.varying import varying
 
 CarryT = TypeVar("CarryT")
@@ -41,12 +42,12 @@ CarryT = TypeVar("CarryT")
 _LOWEST, _HIGHEST = 8, 128
 
 
-def tile_rows(rows: Any, count: int) -> int:
+def tile_rows(rows: Any, count: Any) -> int:
     """Returns the height of a tile: the mean rows per expert, rounded up to 8, 16, 32, 64 or 128.
 
-    At most 128, also for a larger mean. 128 for a symbolic number of rows (`jax.export`).
+    At most 128, also for a larger mean. 128 for a symbolic number (`jax.export`).
     """
-    if not isinstance(rows, int):
+    if is_symbolic(rows) or is_symbolic(count):
         return _HIGHEST
     height = _LOWEST
     while height < min(_HIGHEST, rows / count):
@@ -63,6 +64,7 @@ def most_tiles(rows: int, count: int) -> int:
 
 
 once = functools.partial(first_order, "grouped_matmul", INSTEAD)
+reverse = functools.partial(reverse_mode, "grouped_matmul")
 
 
 @jax.custom_vjp
@@ -175,7 +177,7 @@ def _over_experts(
 
 
 def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:
-    return _multiply(*inputs)
+    return _multiply(*reverse(inputs))
 
 
 def _work(call: GroupedMatmulCall) -> Work:

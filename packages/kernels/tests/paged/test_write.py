@@ -8,6 +8,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
+from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.paged.write import _scatter, _select, paged_write
 from dovetail_kernels.testing.paged import check_paged_write
 
@@ -41,6 +42,21 @@ def test_donated_pages_are_updated_in_place(dtype):
     after = write(pages, k, v, slots=slots)
     assert after.unsafe_buffer_pointer() == before
     assert pages.is_deleted()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_numpy_arrays_are_written_to_new_pages(dtype):
+    """Codes too. The result is that of JAX's arrays, and the caller's pages keep their values."""
+    pages, k, v = arrays(pages=3, dtype=jnp.float32 if dtype == "int8" else jnp.dtype(dtype))
+    if dtype == "int8":
+        pages = QuantizedPages.zeros(pages.shape, "int8")
+    ours = jax.tree.map(np.asarray, (pages, k, v))
+    before = jax.tree.map(np.copy, ours)
+    slots = np.array([5, -1, 0, 17])
+    written = paged_write(*ours, slots=slots)
+    expected = paged_write(pages, k, v, slots=jnp.asarray(slots))
+    jax.tree.map(np.testing.assert_array_equal, (written, ours), (expected, before))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(written))
 
 
 @pytest.mark.thorough

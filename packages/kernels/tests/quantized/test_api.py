@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import jax
@@ -280,19 +281,47 @@ def test_sharded_as_alone() -> None:
     assert done.stdout == "ok\n", done.stderr
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("bits, group", [(8, None), (4, 16)])
-def test_a_symbolic_number_of_rows_is_exported(bits, group):
+SYMBOLIC = [
+    ((bits, group), impl, axis, activations)
+    for bits, group in ((8, None), (8, 16), (4, 64), (4, 16), (16, None))
+    for impl in (("split", "blocks"), ("blocks", "split", "reference"), None)
+    for axis in ("b", "4*b", "b, s")
+    for activations in (None, "int8")
+    if not (activations and bits == 16)
+]
+
+
+@pytest.mark.parametrize(
+    "bits_group, impl, axis, activations",
+    [SYMBOLIC[0], *(pytest.param(*case, marks=pytest.mark.thorough) for case in SYMBOLIC[1:])],
+)
+def test_a_symbolic_number_of_rows_is_exported(bits_group, impl, axis, activations):
     """One export serves few rows and many, for which concrete calls take other implementations."""
-    packed = pack_weights(jnp.asarray(W), bits=bits, group_size=group)
-    (rows,) = jax.export.symbolic_shape("m")
-    abstract = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
-    exported = jax.export.export(jax.jit(lambda x: quantized_matmul(x, packed)))(abstract)
+    bits, group = bits_group
+    if bits == 16:
+        packed = PackedWeights(
+            values=jnp.asarray(W.T, jnp.bfloat16), scales=None, zeros=None, bits=16
+        )
+    else:
+        packed = pack_weights(jnp.asarray(W), bits=bits, group_size=group)
+
+    def product(x):
+        return quantized_matmul(
+            x.reshape(math.prod(x.shape[:-1]), 64), packed, impl=impl, activations=activations
+        )
+
+    rows = jax.export.symbolic_shape(axis)
+    exported = jax.export.export(jax.jit(product))(jax.ShapeDtypeStruct((*rows, 64), jnp.float32))
     exact = np.asarray(unpack_weights(packed), np.float64)
-    for count in (1, 3, 70):
+    for count in (4, 72):
         x = np.random.default_rng(count).standard_normal((count, 64)).astype(np.float32)
+        wide = x.astype(np.float64)
+        if activations:
+            step = np.abs(wide).max(1, keepdims=True) / 127
+            wide = np.round(wide / step) * step
+        shaped = x if len(rows) == 1 else x.reshape(2, count // 2, 64)
         # Sums of 64 products in float32.
-        np.testing.assert_allclose(exported.call(x), x.astype(np.float64) @ exact, atol=1e-4)
+        np.testing.assert_allclose(exported.call(shaped), wide @ exact, atol=1e-4)
 
 
 def test_native_refuses_a_symbolic_number_of_rows():

@@ -115,6 +115,7 @@ def linear_cross_entropy(
 
     Args:
         x: Inputs of the head [M, D]: bfloat16, float32 or float64.
+            M, D and V may be symbolic (`jax.export`), without `budget`.
         w: Weights of the head, of x's dtype: [D, V], or [V, D] with `vocab_axis=0`, as for tied
             embeddings.
         labels: Token ids [M], in [0, V) wherever `where` is not 0.
@@ -243,6 +244,7 @@ def linear_logprobs(
 
     Args:
         x: Inputs of the head [M, D]: bfloat16, float32 or float64.
+            M, D and V may be symbolic (`jax.export`), without `budget`.
         w: Weights of the head, of x's dtype: [D, V], or [V, D] with `vocab_axis=0`.
         labels: Token ids [M], in [0, V) wherever `where` is True.
         where: Tokens to read [M]. The others have 0 and 0. Default: all.

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from dovetail_kernels.derivatives import INSTEAD, first_order
+from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.loss import rows
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
 
@@ -42,7 +42,7 @@ class Formula:
 
     smoothing: float
     z_loss: float
-    vocabulary: int
+    vocabulary: Any
 
     def __call__(self, stats: RowStats, weights: Array) -> Array:
         loss = stats.lse - (1 - self.smoothing) * stats.label
@@ -65,6 +65,7 @@ def cross_entropy(
         operands: Arrays of the loss.
         weights: Weight of each token.
     """
+    operands, weights = reverse_mode("linear_cross_entropy", (operands, weights))
     return _cross_entropy(head, formula, operands, weights)
 
 
@@ -114,7 +115,7 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward, symbolic_
 @functools.partial(jax.jit, static_argnums=0)
 def token_stats(head: Head, operands: Operands) -> RowStats:
     """Returns the `RowStats` of each token, differentiable by x, w and bias."""
-    return _token_stats(head, operands)
+    return _token_stats(head, reverse_mode("linear_logprobs", operands))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -43,10 +43,10 @@ class LossCall(dispatch.Call):
     )
 
     operation: str
-    tokens: int
-    width: int
-    vocabulary: int
-    columns: int
+    tokens: Any
+    width: Any
+    vocabulary: Any
+    columns: Any
     vocab_mesh_axes: tuple[str, ...]
     dtype: jnp.dtype
     bias: bool
@@ -162,7 +162,7 @@ def check(
     )
 
 
-def _shapes(operation: str, x: Any, w: Any, vocab_axis: int) -> tuple[int, int, int]:
+def _shapes(operation: str, x: Any, w: Any, vocab_axis: int) -> tuple[Any, Any, Any]:
     if len(x.shape) != 2 or len(w.shape) != 2:
         raise ValueError(
             f"{operation} needs x [M, D] and w of two axes, got x.shape={x.shape} and "
@@ -238,7 +238,7 @@ def _options(
         )
 
 
-def _labels_in_range(labels: Any, where: Any, vocabulary: int) -> None:
+def _labels_in_range(labels: Any, where: Any, vocabulary: Any) -> None:
     """Checks the labels if the arrays are concrete. Under a trace a wrong label gives NaN."""
     values, counts = known(labels), known(where)
     if values is None or (where is not None and counts is None):

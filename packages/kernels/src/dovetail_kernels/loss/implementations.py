@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The implementations of the losses: their refusals, costs and calls."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -24,7 +26,7 @@ def _prepare(call: LossCall, labels: Array, where: Array | None) -> tuple[Array,
     return jnp.where(wrong, 0, labels).astype(jnp.int32), weights, poisoned
 
 
-def tiles_of(call: LossCall, tokens: int) -> Tiles:
+def tiles_of(call: LossCall, tokens: Any) -> Tiles:
     """Returns the tiles for the tokens of one shard. ValueError if the budget holds none."""
     return choose_tiles(
         tokens=tokens,
@@ -36,7 +38,7 @@ def tiles_of(call: LossCall, tokens: int) -> Tiles:
     )
 
 
-def _head(call: LossCall, tokens: int, *, total: bool, mean: bool) -> Head:
+def _head(call: LossCall, tokens: Any, *, total: bool, mean: bool) -> Head:
     return Head(
         vocab_axis=call.vocab_axis,
         soft_cap=call.soft_cap,

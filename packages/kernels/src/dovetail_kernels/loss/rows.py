@@ -31,6 +31,7 @@ from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
 from dovetail_kernels.loss.shards import ColumnSums, combine, first_column, sum_over
 from dovetail_kernels.precision import product
+from dovetail_kernels.symbolic import is_symbolic
 from dovetail_kernels.varying import varies, vary_over, varying
 
 
@@ -120,9 +121,10 @@ def _cut(head: Head, arrays: Any) -> Any:
     """Reshapes arrays per token to [rows, tiles, ...], with zeros after the last token."""
 
     def cut_array(array: Array) -> Array:
-        count = max(-(-array.shape[0] // max(head.tiles.rows, 1)), 1)
+        count = -(-array.shape[0] // max(head.tiles.rows, 1))
+        count = count if is_symbolic(count) else max(count, 1)
         missing = count * head.tiles.rows - array.shape[0]
-        if missing:
+        if is_symbolic(missing) or missing:
             array = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
         return array.reshape(head.tiles.rows, count, *array.shape[1:])
 
@@ -198,12 +200,12 @@ def _finish(head: Head, operands: Operands, sums: Gradients) -> Gradients:
     return Gradients(x, w, bias)
 
 
-def _start(head: Head, j: Array, vocabulary: int) -> Array:
+def _start(head: Head, j: Array, vocabulary: Any) -> Array:
     """Returns the first column of tile j. The last tile ends with the vocabulary."""
     return jnp.minimum(j.astype(jnp.int32) * head.tiles.columns, vocabulary - head.tiles.columns)
 
 
-def _columns(head: Head, j: Array, vocabulary: int) -> tuple[Array, Array | None]:
+def _columns(head: Head, j: Array, vocabulary: Any) -> tuple[Array, Array | None]:
     """Returns a tile's column indices [1, columns] and the mask of new ones; None if all are."""
     columns = jnp.arange(head.tiles.columns, dtype=jnp.int32)[None]
     columns = columns + _start(head, j, vocabulary)
@@ -212,7 +214,7 @@ def _columns(head: Head, j: Array, vocabulary: int) -> tuple[Array, Array | None
     return columns, columns >= j.astype(jnp.int32) * head.tiles.columns
 
 
-def _tile_count(head: Head, vocabulary: int) -> int:
+def _tile_count(head: Head, vocabulary: Any) -> Any:
     return -(-vocabulary // head.tiles.columns)
 
 

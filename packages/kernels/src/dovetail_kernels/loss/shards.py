@@ -125,12 +125,12 @@ def _same(names: Names, array: Array) -> Array:
     return lax.psum(first, over).astype(dtype)
 
 
-def first_column(names: Names, columns: int) -> Array | int:
+def first_column(names: Names, columns: Any) -> Array | int:
     """Returns the id of a device's first column; each has `columns`."""
     return lax.axis_index(names) * columns if names else 0
 
 
-def combine(names: Names, sums: ColumnSums, *, columns: int) -> ColumnSums:
+def combine(names: Names, sums: ColumnSums, *, columns: Any) -> ColumnSums:
     """Combines the sums of all devices of `names`: columns, then indices, of the whole vocabulary.
 
     Args:

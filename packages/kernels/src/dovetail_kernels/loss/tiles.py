@@ -12,6 +12,9 @@ at an eighth).
 """
 
 import dataclasses
+from typing import Any
+
+from dovetail_kernels.symbolic import is_symbolic
 
 # Tokens and columns of a tile. On a CPU 512 x 1024 takes the least time of 64 to 512 x 512 to 4096
 # (measured with M 2048, D 512, V 32768, float32). Elsewhere, not measured: products large enough to
@@ -35,17 +38,17 @@ class Tiles:
     """
 
     rows: int
-    columns: int
+    columns: Any
     keep: bool
 
 
 def choose_tiles(
-    *, tokens: int, width: int, vocabulary: int, item: int, budget: int | None, platform: str
+    *, tokens: Any, width: Any, vocabulary: Any, item: int, budget: int | None, platform: str
 ) -> Tiles:
     """Returns the largest tiles with temporary arrays within the budget.
 
     Args:
-        tokens: Number of tokens.
+        tokens: Number of tokens. A symbolic one counts as many.
         width: Width D of the head's input.
         vocabulary: Vocabulary size V.
         item: Bytes per number.
@@ -56,6 +59,8 @@ def choose_tiles(
         ValueError: Even the smallest tile exceeds the budget.
     """
     rows, columns = _SHAPES.get(platform, _LARGE)
+    if is_symbolic(vocabulary) or is_symbolic(width):
+        return _symbolic(rows, columns, vocabulary=vocabulary, budget=budget)
     if budget is None:
         budget = max(
             _BUDGET_BYTES.get(platform, _LARGE_BUDGET_BYTES),
@@ -93,25 +98,38 @@ def tile_bytes(tiles: Tiles, width: int, vocabulary: int, item: int) -> int:
     return item * (kept + tile)
 
 
-def _least(width: int, vocabulary: int, tokens: int) -> Tiles:
+def _symbolic(rows: int, columns: int, *, vocabulary: Any, budget: int | None) -> Tiles:
+    """Returns tiles for a symbolic width or vocabulary; those of the latter are whole rows."""
+    if budget is not None:
+        raise ValueError(
+            f"budget must be compared with known sizes D and V, got budget={budget} and a symbolic "
+            "dimension of jax.export in w. Leave it out, or use numbers for D and V."
+        )
+    whole = vocabulary if is_symbolic(vocabulary) else _lanes(vocabulary, columns)
+    return Tiles(rows=rows, columns=whole, keep=False)
+
+
+def _least(width: int, vocabulary: int, tokens: Any) -> Tiles:
     return Tiles(
         rows=_split(tokens, _LEAST_ROWS), columns=_lanes(vocabulary, _LEAST_COLUMNS), keep=False
     )
 
 
-def _split(tokens: int, rows: int) -> int:
+def _split(tokens: Any, rows: int) -> int:
     """Returns the tokens of a tile, at most `rows`. A near divisor saves a padded copy."""
+    if is_symbolic(tokens):
+        return rows
     fewest = max(_up(tokens, rows), 1)
     count = next((n for n in range(fewest, 2 * fewest) if tokens % n == 0), fewest)
     return _up(tokens, count)
 
 
-def _lanes(vocabulary: int, columns: int) -> int:
+def _lanes(vocabulary: Any, columns: int) -> int:
     """Returns the columns of a tile, as even as whole lanes allow: the last tile overlaps."""
     even = _up(vocabulary, _up(vocabulary, columns))
     return min(_up(even, _LANES) * _LANES, vocabulary)
 
 
-def _up(a: int, b: int) -> int:
+def _up(a: Any, b: Any) -> Any:
     """Returns a / b, rounded up."""
     return -(-a // b)

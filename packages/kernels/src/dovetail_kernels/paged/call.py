@@ -3,7 +3,7 @@
 """One call of `paged_attention`, in the form given to every implementation."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -54,14 +54,14 @@ class PagedCall(Call):
         }
     )
 
-    queries: int
+    queries: Any
     heads: int
     kv_heads: int
     width: int
-    pages: int
-    page_size: int
-    requests: int
-    columns: int
+    pages: Any
+    page_size: Any
+    requests: Any
+    columns: Any
     dtype: str
     pages_dtype: str
     window: int | None
@@ -74,7 +74,7 @@ class PagedCall(Call):
     device: Device
 
     @property
-    def keys(self) -> int:
+    def keys(self) -> Any:
         """Number of keys of the longest request that fits the page table."""
         return self.columns * self.page_size
 

@@ -34,6 +34,7 @@ from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import INVARIANT, SIZES, Tiles, tiles
 from dovetail_kernels.precision import product
+from dovetail_kernels.symbolic import is_symbolic
 from dovetail_kernels.varying import varying
 
 # Keys per block, in whole pages. On CPU 64 to 128 keys of 8 heads by 128 stay in the second-level
@@ -377,4 +378,11 @@ def _step_bytes(call: PagedCall, rows: int) -> int:
     return lanes * (of_rows * kept + 2 * keys * call.kv_heads * call.width * read)
 
 
-GATHER = Implementation[PagedCall](name="gather", refuse=lambda call: None, work=_work, run=run)
+def _refuse(call: PagedCall) -> str | None:
+    sizes = {"rows": call.queries, "requests": call.requests, "columns": call.columns}
+    sizes |= {"pages": call.pages, "page_size": call.page_size}
+    symbolic = [f"{name}={size}" for name, size in sizes.items() if is_symbolic(size)]
+    return f"cuts tiles and blocks of known sizes, not {', '.join(symbolic)}" if symbolic else None
+
+
+GATHER = Implementation[PagedCall](name="gather", refuse=_refuse, work=_work, run=run)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dovetail_kernels.arrays import absmax
+from dovetail_kernels.symbolic import is_symbolic
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 # The largest code: that of the largest element of a vector.
@@ -99,7 +100,8 @@ def check_pages(pages: Any) -> None:
             f"pages must be of {', '.join(FLOATS)}, got pages.dtype={array.dtype}. Convert them to "
             f"one, as pages.astype(jnp.bfloat16), or use QuantizedPages for codes with scales."
         )
-    if array.shape[0] * array.shape[1] >= 2**31:
+    keys = array.shape[0] * array.shape[1]
+    if not is_symbolic(keys) and keys >= 2**31:
         raise ValueError(
             f"pages must hold fewer than 2**31 keys, which i32 slots can name, got "
             f"pages.shape={tuple(array.shape)}. Split the cache."

@@ -29,9 +29,9 @@ from dovetail_kernels.paged.requests import int32, known_integers
 
 @operation
 def paged_write(
-    pages: Float[Array, "P page kv K H"] | QuantizedPages,
-    k: Float[Array, "M K H"],
-    v: Float[Array, "M K H"] | None,
+    pages: Float[Array | np.ndarray, "P page kv K H"] | QuantizedPages,
+    k: Float[Array | np.ndarray, "M K H"],
+    v: Float[Array | np.ndarray, "M K H"] | None,
     *,
     slots: Integer[Array, " M"] | Integer[np.ndarray, " M"],
 ) -> Any:
@@ -71,11 +71,13 @@ def paged_write(
     codes, scales = codes_of(pages), None
     if isinstance(pages, QuantizedPages):
         scales = pages.scales
+    # NumPy arrays become arrays of JAX: the caller's pages are not written to.
+    arrays = [None if x is None else jnp.asarray(x) for x in (codes, scales, k, v)]
     write = _select if _has_no_scatter(device(codes).platform, codes.dtype) else _scatter
     written = per_shard(
         "paged_write",
         functools.partial(_write, write),
-        (codes, scales, k, v, int32(slots)),
+        (*arrays, int32(slots)),
         ("pstnh", "pstn", "mnh", "mnh", "m"),
         out="pstnh" if scales is None else ("pstnh", "pstn"),
         may="n",
@@ -111,9 +113,9 @@ def _scatter(pages: Array, new: tuple[Array, ...], slots: Array) -> Array:
 def _select(pages: Array, new: tuple[Array, ...], slots: Array) -> Array:
     """Updates in one pass over all pages: a scatter would take two, and a float32 copy of them."""
     page, place = _places(pages, slots)
-    tokens = jnp.arange(len(slots), dtype=jnp.int32)
+    tokens = jnp.arange(slots.shape[0], dtype=jnp.int32)
     token = jnp.full(pages.shape[:2], -1, jnp.int32).at[page, place].set(tokens, mode="drop")
-    rows = jnp.stack(new, axis=1)[token] if len(slots) else pages
+    rows = jnp.stack(new, axis=1)[token] if slots.shape[0] else pages
     return jnp.where((token >= 0)[..., None, None, None], rows, pages)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from dovetail_kernels import dispatch
 from dovetail_kernels.argument_names import operation
-from dovetail_kernels.derivatives import first_order
+from dovetail_kernels.derivatives import UNPACKED, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.quantized import blocks, costs, native, reference, split
@@ -198,7 +198,7 @@ def _run(
 ) -> Array:
     packed = PackedWeights(values=values, scales=scales, zeros=zeros, bits=call.bits)
     local = dataclasses.replace(call, rows=x.shape[0], outputs=values.shape[0])
-    return _product(implementation, local, x, packed)
+    return _product(implementation, local, reverse_mode("quantized_matmul", x), packed)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -226,9 +226,7 @@ def _forward(
     return _product(implementation, call, _once(x.value), whole), whole
 
 
-_once = functools.partial(
-    first_order, "quantized_matmul", "Use x @ unpack_weights(w), which JAX differentiates"
-)
+_once = functools.partial(first_order, "quantized_matmul", UNPACKED)
 
 
 def _is_primal(leaf: Any) -> bool:

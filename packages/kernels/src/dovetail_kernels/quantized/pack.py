@@ -220,7 +220,7 @@ def _check_float(w: Any, *, group_size: int | None, symmetric: bool, bits: int |
         )
 
 
-def _check_group(inputs: int, size: int, *, bits: int) -> None:
+def _check_group(inputs: Any, size: Any, *, bits: int) -> None:
     if size > 0 and inputs % size == 0 and not (bits == 4 and size % 2):
         return
     raise ValueError(

@@ -109,7 +109,10 @@ def _one(x: Array) -> tuple[Array, Array]:
 
 
 def _padded(q: Array) -> Array:
-    return jnp.pad(q, ((0, max(0, PADDED - q.shape[0])), (0, 0)))
+    rows = q.shape[0]
+    # A symbolic number (`jax.export`) may be any: it has `PADDED` more rows.
+    missing = max(0, PADDED - rows) if isinstance(rows, int) else PADDED
+    return jnp.pad(q, ((0, missing), (0, 0)))
 
 
 def _sums(q: Array, packed: PackedWeights) -> Array:

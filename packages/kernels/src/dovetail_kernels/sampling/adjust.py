@@ -150,7 +150,7 @@ def _unpacked(words: Array, size: int) -> Array:
     """Returns the bits of words [B, W] as bool [B, size]."""
     bit = jnp.arange(_WORD, dtype=words.dtype)
     bits = (words[:, :, None] >> bit[None, None]) & 1
-    return bits.reshape(len(words), -1)[:, :size] != 0
+    return bits.reshape(words.shape[0], -1)[:, :size] != 0
 
 
 def _seen(prompt_mask: Array | None, output_counts: Array | None) -> Array:
@@ -159,7 +159,7 @@ def _seen(prompt_mask: Array | None, output_counts: Array | None) -> Array:
     return masks[0] if len(masks) == 1 else masks[0] | masks[1]
 
 
-def _check_allowed(allowed: Any, shape: tuple[int, ...]) -> None:
+def _check_allowed(allowed: Any, shape: tuple[Any, ...]) -> None:
     if allowed is None:
         return
     batch, size = shape
@@ -175,7 +175,7 @@ def _check_allowed(allowed: Any, shape: tuple[int, ...]) -> None:
     )
 
 
-def _check_bias(ids: Any, values: Any, shape: tuple[int, ...]) -> None:
+def _check_bias(ids: Any, values: Any, shape: tuple[Any, ...]) -> None:
     if values is None:
         return
     if not jnp.issubdtype(values.dtype, jnp.floating):
@@ -206,7 +206,7 @@ def _check_bias(ids: Any, values: Any, shape: tuple[int, ...]) -> None:
 
 
 def _check_tokens(
-    prompt_mask: Any, output_counts: Any, penalties: Mapping[str, Any], shape: tuple[int, ...]
+    prompt_mask: Any, output_counts: Any, penalties: Mapping[str, Any], shape: tuple[Any, ...]
 ) -> None:
     for name, array in (("prompt_mask", prompt_mask), ("output_counts", output_counts)):
         if array is None:

@@ -136,7 +136,7 @@ def warp_logits(
 
 
 def _options(
-    batch: int, temperature: Any, top_k: Any, top_p: Any, min_p: Any
+    batch: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any
 ) -> tuple[Array | None, ...]:
     """Checks the options and returns each as [B]. A filter that is None stays None."""
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}

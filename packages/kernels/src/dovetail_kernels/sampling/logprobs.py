@@ -113,7 +113,7 @@ def _logprobs_of(k: int, logits: Array, tokens: Array) -> tuple[Array, Array, Ar
     )
 
 
-def _check_tokens(tokens: Any, shape: tuple[int, ...]) -> None:
+def _check_tokens(tokens: Any, shape: tuple[Any, ...]) -> None:
     batch, size = shape
     if jnp.dtype(tokens.dtype).name not in ("int32", "int64"):
         raise TypeError(

@@ -54,7 +54,7 @@ def is_valid(name: str, value: Any) -> Any:
     return _RANGES[name].holds(value)
 
 
-def per_row(name: str, value: Any, batch: int) -> Array:
+def per_row(name: str, value: Any, batch: Any) -> Array:
     """Checks an option and returns it as [B], in float32, or int32 for top_k.
 
     Args:

@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import Bytes, Pretrained
+from dovetail_data import tokenizer as tokenizer_module
+from dovetail_data.tokenizer_files import save_tokenizer
 
 TEXTS = ["", "a", "naïve café — 日本語", "\U0001f469\u200d\U0001f4bb\r\n\x00", "<|eos|> is text"]
 
@@ -309,3 +312,32 @@ def test_a_missing_extra_says_what_to_install(plain, monkeypatch):
 
 def test_a_tokenizer_says_its_size_and_special_ids(bpe):
     assert repr(bpe) == "Pretrained(vocab_size=700, bos_id=0, eos_id=1)"
+
+
+def test_a_file_is_parsed_once(bpe, tmp_path, monkeypatch):
+    """To find its specials, to encode, to decode and to write it beside a corpus."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "tokenizer.json").write_text(bpe.content, encoding="utf-8")
+    parsed = []
+
+    class Counted:
+        @staticmethod
+        def from_str(content):
+            parsed.append(content)
+            return tokenizers.Tokenizer.from_str(content)
+
+    monkeypatch.setattr(
+        tokenizer_module, "require_tokenizers", lambda: SimpleNamespace(Tokenizer=Counted)
+    )
+    read = Pretrained(directory)
+    assert read.decode(read.encode(["to be"])[0].ids) == "to be"
+    names = save_tokenizer(read, tmp_path)
+    assert parsed == [bpe.content]
+    assert names == ["tokenizer.json", "tokenizer_config.json"]
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    library = tokenizers.Tokenizer.from_str(bpe.content)
+    assert config == {
+        "bos_token": library.id_to_token(read.bos_id),
+        "eos_token": library.id_to_token(read.eos_id),
+    }

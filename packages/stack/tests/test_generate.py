@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from dovetail_data import Pretrained
+from dovetail_data import Pretrained, tokenizer
 from dovetail_infer import Sampling
 from dovetail_models import load, save, untie
 from dovetail_stack import cli
@@ -219,3 +219,11 @@ def test_a_command_killed_at_any_moment_resumes_to_the_same_bytes(source, file, 
     assert len(sizes) > 1  # at least one was killed after a result
     subprocess.run(line, check=True, capture_output=True)
     assert out.read_bytes() == whole
+
+
+@pytest.mark.thorough("it compiles an engine")
+def test_a_command_parses_the_tokenizer_once(source, capsys, monkeypatch):
+    parsed, load = [], tokenizer._load
+    monkeypatch.setattr(tokenizer, "_load", lambda content: parsed.append(content) or load(content))
+    assert cli.main(["generate", str(source), "--prompt", "def ", "--max-tokens", "2"]) == 0
+    assert len(parsed) == 1

@@ -247,6 +247,8 @@ class Pretrained:
         else:
             self.bos_id = _special_ids.find(vocabulary, bos, argument="bos")
             self.bos_token = bos
+        # Not parsed again: a tokenizer.json of 30 MB takes seconds.
+        self._tokenizer = _plain(whole)
         self.vocab_size: int = max(vocabulary.values()) + 1
         specials = f"{self.bos_id}/{self.eos_id}"
         self.fingerprint = hashlib.sha256(f"{content}/{specials}".encode()).hexdigest()
@@ -376,7 +378,11 @@ def require_tokenizers() -> ModuleType:
 
 
 def _load(content: str) -> Any:
-    tokenizer = require_tokenizers().Tokenizer.from_str(content)
+    return _plain(require_tokenizers().Tokenizer.from_str(content))
+
+
+def _plain(tokenizer: Any) -> Any:
+    """Returns the tokenizer, changed to encode text alone: no special tokens, and nothing added."""
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()

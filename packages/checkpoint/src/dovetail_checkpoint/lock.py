@@ -109,7 +109,7 @@ class WriterLock:
             file = claim / f"{owner.token}.json"
             file.write_text(owner.encode(), encoding="utf-8")
             now_s = file.stat().st_mtime
-            with suppress(OSError):
+            with suppress(OSError):  # another process has the lock
                 claim.rename(self._path)
             return now_s
         finally:
@@ -159,7 +159,7 @@ class WriterLock:
         except OSError:
             return  # somebody was faster: the next claim tells
         if not (aside / held.file.name).exists():
-            with suppress(OSError):
+            with suppress(OSError):  # another process took the lock meanwhile
                 aside.rename(self._path)
             return
         _logger.warning("%s: takes over from %s, which writes no more", self._root, held)
@@ -168,7 +168,7 @@ class WriterLock:
     def _sweep(self, now_s: float) -> None:
         """Deletes the claims of processes that were killed while they claimed."""
         for path in self._root.glob(f"{LOCK}.*"):
-            with suppress(OSError):
+            with suppress(OSError):  # another process deletes it, too
                 if now_s - path.stat().st_mtime > STALE_S:
                     shutil.rmtree(path)
 

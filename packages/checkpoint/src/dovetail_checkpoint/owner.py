@@ -111,6 +111,6 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it runs for another user
-        pass
+    except OSError:
+        pass  # it runs for another user
     return True

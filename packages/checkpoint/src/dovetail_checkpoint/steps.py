@@ -181,7 +181,7 @@ def step_bytes(directory: Path) -> int:
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # renamed or deleted meanwhile
                 total += os.stat(os.path.join(folder, name)).st_size
     return total
 
@@ -199,7 +199,7 @@ def run_of_root(root: Path) -> tuple[str | None, list[Problem]]:
             return run, []
         problems = [Problem(where=RUN_FILE, reason="does not have the sha256 that it states")]
     except FileNotFoundError:
-        pass
+        pass  # the steps state it
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         problems = [Problem(where=RUN_FILE, reason=f"cannot be read ({error!r:.300})")]
     stated = [identity_of(path) for _, path in step_paths(root)]

@@ -200,7 +200,7 @@ class _Steps(Progress):
         while not (self._folder / f"gate{fault.number}").exists():
             time.sleep(_LOOK_S)
         if fault.kind == "raise" and fault.host == context.rank:
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError):  # raised before the restart
                 (self._folder / f"raised{fault.number}").touch(exist_ok=False)
                 raise RuntimeError(f"injected by {fault}")
 

@@ -104,7 +104,7 @@ def encode(job: Job, task: Task, *, place: Place, name: str) -> Staged:
     try:
         return _counts(name, read(path))
     except (FileNotFoundError, DamageError):
-        pass
+        pass  # not written yet, or cut short by a crash: it is written below
     try:
         encoded = job.encode(task)
     except (FileNotFoundError, ValueError) as error:

@@ -120,7 +120,7 @@ def recorded(run: Path, hosts: Sequence[int]) -> Iterator[Recorder]:
     try:
         yield recorder
     except BaseException:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the error under way says more
             recorder.end("failed")
         raise
     finally:

@@ -258,7 +258,7 @@ def _compiler(target: Devices) -> dict[str, str]:
     names = {"tpu": ("libtpu",), "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "cpu": ()}
     versions = {}
     for name in names[target.kind.platform]:
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # one of the plugins is enough
             versions[name] = metadata.version(name)
     return versions
 

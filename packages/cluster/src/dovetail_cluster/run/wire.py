@@ -230,7 +230,7 @@ class Link:
                 if not self.cut:
                     receive(pickle.loads(data))
         except EOFError:
-            pass
+            pass  # the other side closed, as `why` says
         except OSError as error:
             why = f"the connection broke: {error}"
         except Exception as error:

@@ -108,7 +108,7 @@ class Folder:
 
     def drop(self, name: Name) -> None:
         """Gives a file up."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
+        with self._lock, contextlib.suppress(FileNotFoundError):  # nothing was written yet
             self._reserved.pop(name, None)
             self.unfinished(name).unlink()
 

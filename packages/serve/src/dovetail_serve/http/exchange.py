@@ -205,7 +205,7 @@ class Exchange:
         """Reads the rest of the body, until the client has sent it or is gone, or for a while."""
         now = asyncio.get_running_loop().time
         end, size, more = now() + _LINGER_S, 0, True
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # the client has had its time
             async with asyncio.timeout_at(end) as timeout:
                 while more and size < _LINGER_BYTES:
                     timeout.reschedule(min(end, now() + _LINGER_IDLE_S))

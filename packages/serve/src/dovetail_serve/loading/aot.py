@@ -309,7 +309,7 @@ def _refusal(path: Path, state: os.stat_result) -> str:
 def _cpu() -> str:
     """Returns the model of the CPU and a digest of its features; on Linux alone it has both."""
     fields = {}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no /proc: another system than Linux
         for line in _CPUINFO.read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             # "Features" is the name on Arm. All cores are taken to be alike.

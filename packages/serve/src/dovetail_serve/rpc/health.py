@@ -91,7 +91,7 @@ class Health:
                 sent = status
             if closed:
                 return
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):  # time to look at the state again
                 await asyncio.wait_for(self._closed.wait(), LOOK_S)
 
     def _service(self, data: bytes, context: Any) -> str:

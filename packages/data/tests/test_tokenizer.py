@@ -322,22 +322,25 @@ def test_a_file_is_parsed_once(bpe, tmp_path, monkeypatch):
     parsed = []
 
     class Counted:
+        def __new__(cls, model):
+            return tokenizers.Tokenizer(model)
+
         @staticmethod
         def from_str(content):
             parsed.append(content)
             return tokenizers.Tokenizer.from_str(content)
 
-    monkeypatch.setattr(
-        tokenizer_module, "require_tokenizers", lambda: SimpleNamespace(Tokenizer=Counted)
-    )
+    library = SimpleNamespace(Tokenizer=Counted, models=tokenizers.models)
+    monkeypatch.setattr(tokenizer_module, "require_tokenizers", lambda: library)
     read = Pretrained(directory)
     assert read.decode(read.encode(["to be"])[0].ids) == "to be"
     names = save_tokenizer(read, tmp_path)
     assert parsed == [bpe.content]
     assert names == ["tokenizer.json", "tokenizer_config.json"]
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    library = tokenizers.Tokenizer.from_str(bpe.content)
+    whole = tokenizers.Tokenizer.from_str(bpe.content)
     assert config == {
-        "bos_token": library.id_to_token(read.bos_id),
-        "eos_token": library.id_to_token(read.eos_id),
+        "bos_token": whole.id_to_token(read.bos_id),
+        "eos_token": whole.id_to_token(read.eos_id),
+        "add_bos_token": True,
     }

@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ def name_of(config: Mapping[str, Any], key: str) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def first_id(lib: ModuleType, tokenizer: Any, config: Mapping[str, Any]) -> int | None:
+def first_id(lib: Any, tokenizer: Any, config: Mapping[str, Any]) -> int | None:
     """Returns the id that a tokenizer puts before a text, or None.
 
     Args:
@@ -73,7 +72,7 @@ def first_id(lib: ModuleType, tokenizer: Any, config: Mapping[str, Any]) -> int 
     return ids[0] if ids else None
 
 
-def _ids_before(lib: ModuleType, post_processor: Any) -> list[int]:
+def _ids_before(lib: Any, post_processor: Any) -> list[int]:
     """Returns the ids that a post_processor of any kind puts before a text."""
     if post_processor is None:
         return []

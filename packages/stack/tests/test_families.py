@@ -52,6 +52,8 @@ def test_a_config_json_can_say_the_model(name, depth):
     assert (config.vocab_size, config.embed, len(config.layers)) == (300, 16, depth)
     assert (config.tie, config.max_length) == (True, 32)
     assert (keys["bos_token_id"], keys["eos_token_id"]) == (256, 257)
+    several = families.config_for(shape, Bytes(), length=32, vocab_size=300, eos_ids=(257, 299))
+    assert describe(several)["eos_token_id"] == [257, 299]  # as a student's teacher names them
 
 
 def test_the_sizes_are_those_of_the_family():

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 SAMPLES = "samples.jsonl"
 EVALUATED_ROWS = 64  # of the held-out rows, each time
-P, R, S = ParamSpec("P"), TypeVar("R"), TypeVar("S", bound="Settings")
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="Settings")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,8 +126,8 @@ def rope_angles(
     if rope.limit is not None:
         inverse = _of_length(rope, head_dim, _lengths(positions, segment_ids))
     phase = positions[..., None].astype(jnp.float32) * inverse
-    scaled = isinstance(rope.scaling, YarnScaling | LongRopeScaling)
-    factor = rope.scaling.turn_factor if scaled else 1.0
+    scaling = rope.scaling
+    factor = scaling.turn_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
     cos, sin = jnp.cos(phase), jnp.sin(phase)
     return (cos, sin) if factor == 1.0 else (factor * cos, factor * sin)
 

@@ -82,7 +82,13 @@ def _attempt(
 
 
 class Renderer:
-    """A template applied to records. A fault of the record is a MalformedError."""
+    """A template applied to records. A fault of the record is a MalformedError.
+
+    Args:
+        tokenizer: Finds special tokens.
+        template: The chat template.
+        ignore_keys: Keys of messages to leave out, though the template does not read them.
+    """
 
     def __init__(
         self, tokenizer: ChatTokenizer, template: Template, *, ignore_keys: Sequence[str] = ()
@@ -153,7 +159,7 @@ class Renderer:
             )
         message = {key: x for key, x in message.items() if key not in self._ignored}
         if isinstance(message.get("content"), list):
-            message["content"] = [self._kept(part) for part in message["content"]]
+            message["content"] = [self._kept(item) for item in message["content"]]
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
             raise MalformedError(
@@ -168,8 +174,8 @@ class Renderer:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
         texts = _part_texts(content, where)
-        for part in content if isinstance(content, list) else [content]:
-            self._check_read(part, f"a part of {where}")
+        for item in content if isinstance(content, list) else [content]:
+            self._check_read(item, f"a part of {where}")
         self._refuse_specials("".join(texts), where)  # a token may be cut between two parts
         return message if self.template.takes_parts else {**message, "content": "".join(texts)}
 

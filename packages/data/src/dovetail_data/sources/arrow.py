@@ -7,6 +7,7 @@ A stream has no footer, so `parts` walks over its messages once; their bodies st
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -72,6 +73,11 @@ class ArrowFiles(_files.Listed):
     """Arrow files as a source, from `arrow`. A part is a run of record batches of one file.
 
     Rows are counted from 0 in each file, without those of batches that cannot be read.
+
+    Attributes:
+        files: The files.
+        columns: Columns to read; None for all.
+        json_columns: Columns that were declared to be JSON text.
     """
 
     files: tuple[_files.File, ...]
@@ -107,7 +113,7 @@ class ArrowFiles(_files.Listed):
     def count(self) -> int | None:
         """Returns the number of rows, None if a batch is damaged."""
         total = 0
-        for batch in (batch for part in self._parts for batch in _batches(part)):
+        for batch in itertools.chain.from_iterable(map(_batches, self._parts)):
             if isinstance(batch, Corrupt):
                 return None
             total += batch.num_rows

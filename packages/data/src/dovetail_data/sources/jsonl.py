@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -75,7 +76,8 @@ class JsonLines(_files.Listed):
     def count(self) -> int | None:
         """Returns the number of lines that are not blank; None if a file is damaged."""
         try:
-            return sum(bool(line.strip()) for part in self.parts() for line in _lines(part))
+            lines = itertools.chain.from_iterable(map(_lines, self.parts()))
+            return sum(bool(line.strip()) for line in lines)
         except compression.Damaged:
             return None
 

@@ -176,10 +176,9 @@ def _check_fields(recipe: "Recipe") -> None:
     from dovetail_stack.recipes.fitting import text_fields
 
     fields = text_fields(recipe.batching)
-    empty = {name: np.zeros(x.shape, x.dtype) for name, x in fields.items()}
-    pairs = np.arange(recipe.batching.global_batch, dtype=np.int32) // 2
+    empty: dict[str, Any] = {name: np.zeros(x.shape, x.dtype) for name, x in fields.items()}
     if "pair_ids" in (recipe.fields or {}):
-        empty["pair_ids"] = pairs
+        empty["pair_ids"] = np.arange(recipe.batching.global_batch, dtype=np.int32) // 2
     next(recipe.batches(iter([empty])))
 
 

@@ -26,7 +26,7 @@ _FORMATS = {
     ".json": "jsonl",
     ".txt": "text",
 }
-Options: TypeAlias = dict[str, Sequence[str]]
+Options: TypeAlias = dict[str, Any]
 """Arguments of `parquet` and `arrow` by name."""
 
 _NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "state.json")

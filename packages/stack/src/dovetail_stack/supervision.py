@@ -44,15 +44,16 @@ class _InPhase:
 
     def __init__(self, hook: Any, supervision: Supervision) -> None:
         self.every: int = hook.every
+        self.__name__ = type(hook).__name__  # for messages
         self._hook, self._supervision = hook, supervision
 
-    def __call__(self, trainer: Any, state: Any, step: int) -> Mapping[str, float]:
+    def __call__(self, trainer: Any, state: Any, step: int) -> Mapping[str, float] | None:
         with self._supervision.phase(type(self._hook).__name__):
             return self._hook(trainer, state, step)
 
     def run_in_parts(
         self, trainer: Any, state: Any, step: int
-    ) -> Generator[None, None, Mapping[str, float]]:
+    ) -> Generator[None, None, Mapping[str, float] | None]:
         from dovetail_train.hooks import InterruptibleHook
 
         if not isinstance(self._hook, InterruptibleHook):

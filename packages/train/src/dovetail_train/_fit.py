@@ -19,7 +19,14 @@ from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress
 from dovetail_train.clock import Activity, Clock, Throughput
 from dovetail_train.guard import Verdicts
-from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
+from dovetail_train.hooks import (
+    Closable,
+    Hook,
+    InterruptibleHook,
+    Interruption,
+    result_of,
+    scalars_of,
+)
 from dovetail_train.mesh import ambient
 from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
@@ -250,22 +257,25 @@ class Run:
             self._clock.enter("hooks")
             while self._progress.pending_hooks and not stopped:
                 scalars = self._call(due[-self._progress.pending_hooks], step)
-                if scalars is not None:
+                if isinstance(scalars, Interruption):
+                    stopped = True
+                else:
                     self._progress.pending_hooks -= 1
                     self._measured |= finite(scalars)
                     self._write(step, scalars)
-                stopped = scalars is None or self._is_stopped(step)
+                    stopped = self._is_stopped(step)
             self._account(step)
             self._clock.enter("step")
             self._throughput.resume()
         return stopped and (step < self._steps or self._progress.pending_hooks > 0)
 
-    def _call(self, hook: Hook, step: int) -> Mapping[str, float] | None:
-        """Returns the result of the hook; None if `stop` interrupted it."""
+    def _call(self, hook: Hook, step: int) -> Mapping[str, float] | Interruption:
+        """Returns the scalars of the hook, or that `stop` has interrupted it."""
         if not isinstance(hook, InterruptibleHook):
-            return hook(self._trainer, self._state, step)
+            return scalars_of(hook, hook(self._trainer, self._state, step))
         parts = hook.run_in_parts(self._trainer, self._state, step)
-        return result_of(parts, stopped=lambda: self._is_stopped(step))
+        result = result_of(parts, stopped=lambda: self._is_stopped(step))
+        return result if isinstance(result, Interruption) else scalars_of(hook, result)
 
     def _is_stopped(self, step: int) -> bool:
         return self._stop is not None and self._stop(step)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks: callbacks that `fit` runs every so many steps."""
 
+import enum
 from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dovetail_train.state import State
 
@@ -28,12 +29,14 @@ class Hook(Protocol):
         step: Number of updates made so far.
 
     Returns:
-        Scalars by name; an empty mapping for none.
+        Scalars by name. None, as of a function without `return`, is none of them.
     """
 
     every: int
 
-    def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]: ...
+    def __call__(
+        self, trainer: "Trainer", state: State, step: int
+    ) -> Mapping[str, float] | None: ...
 
 
 @runtime_checkable
@@ -48,7 +51,7 @@ class InterruptibleHook(Protocol):
 
     def run_in_parts(
         self, trainer: "Trainer", state: State, step: int
-    ) -> Generator[None, None, Mapping[str, float]]: ...
+    ) -> Generator[None, None, Mapping[str, float] | None]: ...
 
 
 @runtime_checkable
@@ -61,14 +64,44 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def result_of(
-    parts: Generator[None, None, Mapping[str, float]], *, stopped: Callable[[], bool]
-) -> Mapping[str, float] | None:
-    """Returns the result of `parts`, or None if `stopped` is true after a yield."""
+class Interruption(enum.Enum):
+    """The result of a hook that a stop request has interrupted. No hook returns it."""
+
+    STOPPED = enum.auto()
+
+
+def result_of(parts: Generator[None, None, Any], *, stopped: Callable[[], bool]) -> Any:
+    """Returns the result of `parts`, or `Interruption.STOPPED` if `stopped` is true after a yield.
+
+    Args:
+        parts: The running hook.
+        stopped: Tests for a stop request.
+    """
     while True:
         try:
             next(parts)
         except StopIteration as end:
             return end.value
         if stopped():
-            return None
+            return Interruption.STOPPED
+
+
+def scalars_of(hook: Any, result: Any) -> Mapping[str, float]:
+    """Returns the scalars that a hook has returned, and none for None.
+
+    Args:
+        hook: The hook, for the message.
+        result: Its result.
+
+    Raises:
+        TypeError: The result is no mapping with names.
+    """
+    if result is None:
+        return {}
+    if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
+        name = getattr(hook, "__name__", type(hook).__name__)
+        raise TypeError(
+            f"a hook must return scalars by name, or None, got {result!r:.100} from {name}; write "
+            "for example return {'accuracy': accuracy}"
+        )
+    return result

@@ -103,7 +103,8 @@ class Eval:
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
         means = result_of(self.run_in_parts(trainer, state, step), stopped=lambda: False)
-        return dict(means or {})
+        assert isinstance(means, dict)
+        return means
 
     def run_in_parts(
         self, trainer: "Trainer", state: State, step: int

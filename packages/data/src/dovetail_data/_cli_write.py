@@ -231,7 +231,7 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     if args.encoder == "text":
         return Text(tokenizer, **field)
     template = None if args.template is None else _template(args.template, tokenizer)
-    ignored = {"ignore_keys": args.ignore_keys or ()}
+    ignored: dict[str, Any] = {"ignore_keys": args.ignore_keys or ()}
     if args.encoder == "preference":
         return Preference(tokenizer, template=template, **ignored)
     if args.encoder == "prompt":

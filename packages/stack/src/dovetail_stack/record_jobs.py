@@ -122,7 +122,10 @@ def _encoder(run: FromRecords, tokenizer: "Pretrained", directory: Path) -> "Enc
     if isinstance(run, Chat):
         return dialogue.chats(tokenizer, template, run.dialogue)
     margin = run.reward.margin if isinstance(run, Reward) else None
-    options = {"numbers": [margin] if margin else [], "ignore_keys": run.dialogue.ignore_keys}
+    options: dict[str, Any] = {
+        "numbers": [margin] if margin else [],
+        "ignore_keys": run.dialogue.ignore_keys,
+    }
     return dialogue.pairs(tokenizer, template, **options)
 
 

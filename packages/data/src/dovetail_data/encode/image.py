@@ -63,9 +63,9 @@ class Image:
         image = record.get(self.field)
         if isinstance(image, str):
             return {**record, self.field: os.path.join(directory, image)}
-        path = image.get("path") if isinstance(image, Mapping) else None
-        if not isinstance(path, str):
+        if not isinstance(image, Mapping) or not isinstance(image.get("path"), str):
             return record
+        path = image["path"]
         return {**record, self.field: {**image, "path": os.path.join(directory, path)}}
 
     def _document(self, record: Record) -> Document | Corrupt:

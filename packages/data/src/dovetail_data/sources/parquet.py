@@ -105,7 +105,10 @@ class ParquetFiles(_files.Listed):
             self._decoder(stream, file)
 
     def _decoder(self, stream: Any, file: _files.File) -> _json_columns.Decode | None:
-        options = {"file": file.path, "implied": _json_columns.logical(stream.schema)}
+        options: dict[str, Any] = {
+            "file": file.path,
+            "implied": _json_columns.logical(stream.schema),
+        }
         return _json_columns.decoder(stream.schema_arrow, self.json_columns, **options)
 
     def parts(self) -> tuple[Part, ...]:

@@ -69,8 +69,12 @@ def chats(tokenizer: Pretrained, template: Template, conversations: Conversation
         template: The chat template.
         conversations: The messages to train on.
     """
-    options = {"train_on": conversations.train_on, "ignore_keys": conversations.ignore_keys}
-    return Chat(tokenizer, template=template, **options)
+    return Chat(
+        tokenizer,
+        template=template,
+        train_on=conversations.train_on,
+        ignore_keys=conversations.ignore_keys,
+    )
 
 
 def answered(record: Record) -> Record | Corrupt:

@@ -24,6 +24,32 @@ def test_metrics_are_kept_with_the_step(tmp_path):
         ]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float64("nan")])
+def test_a_step_is_saved_without_what_is_not_finite(tmp_path, caplog, value):
+    rule = Retention(latest=1, best=Best("loss", mode="min"))
+    with Store(tmp_path, retention=rule) as store:
+        store.save(1, item=jnp.ones(3), metrics={"loss": 0.5})
+        store.save(2, item=jnp.ones(3), metrics={"loss": value, "tokens": 7})
+        store.save(3, item=jnp.ones(3), metrics={"loss": 0.75})
+        store.wait()
+        assert [(step.step, step.metrics) for step in store.steps()] == [
+            (1, {"loss": 0.5}),
+            (3, {"loss": 0.75}),
+        ]
+    lines = [r.getMessage() for r in caplog.records if "finite" in r.getMessage()]
+    assert lines == [
+        f"step 2 is saved without loss={value}: a metric must be finite to be compared"
+    ]
+
+
+def test_the_other_metrics_of_a_step_are_saved(tmp_path):
+    with Store(tmp_path) as store:
+        store.save(2, item=jnp.ones(3), metrics={"loss": math.nan, "tokens": 7})
+        store.wait()
+        assert [step.metrics for step in store.steps()] == [{"tokens": 7}]
+        assert store.restore(item=jnp.zeros(3)) is not None
+
+
 @pytest.mark.thorough
 def test_a_store_keeps_the_best_step(tmp_path):
     with Store(tmp_path, retention=Retention(latest=1, best=Best("loss", mode="min"))) as store:
@@ -84,7 +110,7 @@ def test_of_a_damaged_manifest_none_are_known(tmp_path):
         ({"loss": True}, TypeError, r"must be an int or a float, got loss=True; use float"),
         ({"loss": jnp.float32(1)}, TypeError, r"must be an int or a float, got loss=.*; use float"),
         ({1: 0.5}, TypeError, r"name must be a str, got 1; use metrics="),
-        ({"loss": math.nan}, ValueError, r"must be finite, got loss=nan; leave it out"),
+        ({"loss": np.nan, "n": "3"}, TypeError, r"must be an int or a float, got n='3'; use float"),
     ],
 )
 def test_what_is_no_finite_number_is_refused(tmp_path, given, error, message):

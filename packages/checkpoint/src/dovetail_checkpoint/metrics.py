@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of a step: numbers by name, in Orbax's item for metrics, covered by the manifest."""
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +11,20 @@ from typing import Any
 from dovetail_checkpoint import _compat
 from dovetail_checkpoint.manifest import MANIFEST_ITEM, DamagedManifestError, decode
 
+_log = logging.getLogger(__name__)
 
-def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]:
-    """Returns a copy.
+
+def checked(metrics: Mapping[str, float | int] | None, *, step: int) -> dict[str, float | int]:
+    """Returns the finite metrics. The others could not be compared later, and are logged.
+
+    A step whose evaluation gave NaN is saved without it: the step is worth more than the number.
+
+    Args:
+        metrics: Numbers by name.
+        step: The step, for the log.
 
     Raises:
-        TypeError: A value is not a number.
-        ValueError: A name or value cannot be compared later.
+        TypeError: A name is not a str, or a value is not a number.
     """
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
@@ -27,11 +35,14 @@ def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]
             raise TypeError(
                 f"a metric must be an int or a float, got {name}={value!r}; use float({name})"
             )
-        if not math.isfinite(value):
-            raise ValueError(
-                f"a metric must be finite, got {name}={value}; leave it out where it is not known"
-            )
-    return dict(metrics or {})
+    finite = {k: v for k, v in (metrics or {}).items() if math.isfinite(v)}
+    if left_out := [f"{k}={v}" for k, v in (metrics or {}).items() if k not in finite]:
+        _log.warning(
+            "step %d is saved without %s: a metric must be finite to be compared",
+            step,
+            ", ".join(left_out),
+        )
+    return finite
 
 
 def read(directory: Path) -> dict[str, float | int]:

@@ -146,8 +146,8 @@ class Store:
 
         Args:
             step: Number of the step; at least 0.
-            metrics: Finite numbers by name, the same on every process. `Retention` may compare
-                them.
+            metrics: Numbers by name, the same on every process; `Retention` may compare them. NaN
+                and infinities are left out.
             items: Pytrees of arrays, typed keys and numbers, or objects with get_state and
                 set_state.
 
@@ -158,7 +158,7 @@ class Store:
         """
         self.wait()
         check_number(step)
-        numbers = checked(metrics)
+        numbers = checked(metrics, step=step)
         writer = writer_of(self._root)
         writer.enter(self)
         # Nobody writes before every process can, and before there is room.

@@ -24,9 +24,11 @@ def is_symbolic(size: Any) -> bool:
 
 
 def has_symbolic_sizes(call: Any) -> bool:
-    """Tests whether a field of a dataclass, such as a `Call`, has a symbolic dimension."""
+    """Tests whether a field of a `Call` is a symbolic dimension."""
     from jax.export import is_symbolic_dim
 
+    if not dataclasses.is_dataclass(call):  # None, of an operation with one implementation
+        return False
     values = [getattr(call, field.name) for field in dataclasses.fields(call)]
     leaves = [
         leaf for value in values for leaf in (value if isinstance(value, tuple) else (value,))

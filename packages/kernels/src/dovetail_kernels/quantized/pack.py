@@ -43,7 +43,7 @@ def pack_weights(
     w: Float[Array | np.ndarray, "D F"] | Quantized,
     *,
     bits: int | None = None,
-    group_size: int | None = None,
+    group_size: Any | None = None,
     symmetric: bool = True,
 ) -> PackedWeights:
     """Packs weights w[D, F] for `quantized_matmul`: (q - zero) scale, q of 8 or 4 bits.
@@ -98,7 +98,7 @@ def pack_weights(
 
 
 @functools.partial(jax.jit, static_argnames=("bits", "size", "symmetric"))
-def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> PackedWeights:
+def _rounded(w: Array, *, bits: int, size: Any, symmetric: bool) -> PackedWeights:
     inputs, outputs = w.shape
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     grouped = w.T.astype(jnp.float32).reshape(outputs, inputs // size, size)
@@ -125,7 +125,7 @@ def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> PackedWeight
 
 
 def _quantized(
-    w: Quantized, *, bits: int | None, group_size: int | None, symmetric: bool
+    w: Quantized, *, bits: int | None, group_size: Any | None, symmetric: bool
 ) -> PackedWeights:
     if group_size is not None or not symmetric:
         raise ValueError(
@@ -190,7 +190,7 @@ def _by_group(w: Quantized) -> tuple[Array, Array | None]:
     return repeated(w.scale), zeros
 
 
-def _check_float(w: Any, *, group_size: int | None, symmetric: bool, bits: int | None) -> None:
+def _check_float(w: Any, *, group_size: Any | None, symmetric: bool, bits: int | None) -> None:
     if not jnp.issubdtype(w.dtype, jnp.floating):
         raise TypeError(
             f"pack_weights needs float weights, got an array of {w.dtype}. Use "

@@ -92,7 +92,12 @@ def _mark(operation: str, primals: Any, tangents: Any) -> Any:
 
 
 def refuse_forward_mode(*args: Any, operation: str, **kwargs: Any) -> NoReturn:
-    """Raises the error about forward mode. `args` and `kwargs` are ignored.
+    """Raises the error about forward mode.
+
+    Args:
+        args: Ignored, as the primitive's rules pass them.
+        operation: Name for the error message.
+        kwargs: Ignored.
 
     Raises:
         NotImplementedError: Always.

@@ -68,10 +68,10 @@ def resolve(path: str | Path) -> Path:
     if cached is not None and _is_whole(cached):
         return cached
     if HF_HUB_OFFLINE:
-        found = "no copy in the cache" if cached is None else f"a part of it in {str(cached)!r}"
+        copy = "no copy in the cache" if cached is None else f"a part of it in {str(cached)!r}"
         raise FileNotFoundError(
             f"Offline (HF_HUB_OFFLINE) a model must be whole in the cache, got path={str(path)!r} "
-            f"with {found}. Type where there is a network: {_line(name, revision)}"
+            f"with {copy}. Type where there is a network: {_line(name, revision)}"
         )
     try:
         return Path(snapshot_download(name, **options))

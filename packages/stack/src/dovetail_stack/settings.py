@@ -18,12 +18,10 @@ from typing import Any, ClassVar, TypeVar
 from dovetail_stack.recipes.options import (
     Batching,
     Devices,
-    Distillation,
     Duration,
     Files,
     Monitoring,
     Shape,
-    Source,
     TextMonitoring,
     Training,
     Tuning,
@@ -42,6 +40,7 @@ from dovetail_stack.recipes.record_options import (
     Rewarding,
     RewardTuning,
 )
+from dovetail_stack.recipes.source_options import Distillation, Source
 
 FILE = "run.json"
 CHECKED_ROWS = 10  # that `dovetail train RECIPE --check` shows

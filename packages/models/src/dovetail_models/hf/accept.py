@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Accepted:
-    """What is accepted beside the arguments of a call.
+    """Keys and tensors that are accepted beside the arguments of a call.
 
     Attributes:
         allow: config.json keys.
@@ -25,7 +25,7 @@ _CURRENT: ContextVar[Accepted] = ContextVar("accepted", default=Accepted())  # n
 
 
 def accepted() -> Accepted:
-    """Returns what the blocks around this call accept."""
+    """Returns the keys and tensors that the blocks around this call accept."""
     return _CURRENT.get()
 
 

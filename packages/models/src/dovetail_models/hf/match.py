@@ -164,16 +164,16 @@ def without(specs: Mapping[str, T], ignore: tuple[str, ...]) -> dict[str, T]:
         ValueError: A pattern of `ignore` matches no tensor.
     """
     patterns = [*ignore, *accepted().ignore]
-    found = [name for name in specs if patterns and _patterns.matches(patterns, name)]
+    extra = [name for name in specs if patterns and _patterns.matches(patterns, name)]
     for pattern in ignore:
-        if not any(_patterns.matches(pattern, name) for name in found):
+        if not any(_patterns.matches(pattern, name) for name in extra):
             raise ValueError(
                 f"A pattern of ignore must match a tensor of the files, got ignore={pattern!r}"
                 f"{near(pattern, specs)}. Leave it out, or write it as '**.inv_freq'."
             )
-    if found:
-        _log.warning("Left out, as the caller asks: %s", listed(found))
-    return {name: spec for name, spec in specs.items() if name not in found}
+    if extra:
+        _log.warning("Left out, as the caller asks: %s", listed(extra))
+    return {name: spec for name, spec in specs.items() if name not in extra}
 
 
 def _with_usual_names(family: Family, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

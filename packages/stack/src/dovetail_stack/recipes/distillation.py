@@ -23,7 +23,8 @@ from dovetail_stack.recipes.fitting import (
     step_flops,
 )
 from dovetail_stack.recipes.language_model import balance_weights, transformation
-from dovetail_stack.recipes.options import Distillation, Training
+from dovetail_stack.recipes.options import Training
+from dovetail_stack.recipes.source_options import Distillation
 from dovetail_stack.recipes.twin import DecoderTwin
 from dovetail_train import Trainer
 from dovetail_tune import TRAINED, gkd

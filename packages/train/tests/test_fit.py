@@ -253,47 +253,6 @@ def test_an_evaluation_that_is_given_up_computes_no_more_batches():
     assert (placed, result.step, result.interrupted) == ([0, 1, 2], 1, True)
 
 
-class _Returning:
-    """A hook that returns `result`; in parts, if `yields`."""
-
-    every = 2
-
-    def __init__(self, result, *, yields):
-        self.result, self.calls = result, []
-        if yields:
-            self.run_in_parts = self._run_in_parts
-
-    def __call__(self, trainer, state, step):
-        self.calls.append(step)
-        return self.result
-
-    def _run_in_parts(self, trainer, state, step):
-        yield
-        return self(trainer, state, step)
-
-
-@pytest.mark.parametrize("yields", [False, True])
-def test_a_hook_without_return_has_no_scalars_and_ends_nothing(yields):
-    store, last = _Memory(), _Sum(2)
-    hook = _Returning(None, yields=yields)
-    for _ in range(2):  # again: nothing of the first run is pending
-        result = _fit(
-            _Data(), steps=6, hooks=[hook, last], store=store, save_every=2, stop=lambda step: False
-        )
-        assert (result.step, result.interrupted) == (6, False)
-    assert hook.calls == [2, 4, 6]
-    assert last.calls == 3
-    assert store.steps[6]["hooks"]["pending_hooks"] == 0
-
-
-@pytest.mark.parametrize("yields", [False, True])
-@pytest.mark.parametrize("result", [[1.0], 0.5, True, {1: 2.0}])
-def test_a_result_that_has_no_names_is_refused_with_the_hook(result, yields):
-    message = r"scalars by name, or None, got .* from _Returning; write for example return \{'acc"
-    with pytest.raises(TypeError, match=message):
-        _fit(_Data(), steps=6, hooks=[_Returning(result, yields=yields)])
-
-
 def test_an_exception_of_a_hook_leaves_the_saves_that_were_made():
     class Interrupt:
         every = 5

@@ -20,8 +20,9 @@ WORDS = {"path": "PATH"}
 def declare(parser: argparse.ArgumentParser) -> None:
     """Compare every byte of bundles with its digest, and the results of their examples.
 
-    The example of a bundle runs on this device, without host functions. Its results are compared
-    with the stored ones within a tolerance. All bundles are verified though one is damaged.
+    Every program of a bundle runs its example on this device, without host functions. The results
+    are compared with the stored ones within a tolerance. All bundles are verified though one is
+    damaged.
     """
     parser.add_argument("paths", nargs="+", metavar="PATH", help="bundle, such as repo/mlp/1")
     parser.add_argument(

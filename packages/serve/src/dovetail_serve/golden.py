@@ -29,6 +29,9 @@ _OTHER = {"float64": 1e-9, "complex128": 1e-9, "float32": 2e-2, "complex64": 2e-
 # A floating-point tie that falls to the other side moves an integer: an argmax, a rounding.
 _OTHER_INTEGERS = 0.01
 
+# How `Comparison.program` names a program of the sidecar.
+PRECOMPILED = "the precompiled program"
+
 # Fill values are at least this large, 100 times everything below them, and alike to 5 %. The usual
 # ones are -1e4, -65504, -1e9 and the smallest number of the dtype, plus a logit at times. The first
 # bound leaves out probabilities, where 0.999 beside 1e-6 is a result. With a smaller ratio the
@@ -46,10 +49,12 @@ class Comparison:
             and bools the fraction of differing elements. NaN equals NaN, infinities equal
             themselves; infinity otherwise.
         tolerance: Largest accepted difference.
+        program: The program that computed the output; empty for another origin.
     """
 
     difference: float
     tolerance: float
+    program: str = ""
 
     @property
     def passed(self) -> bool:
@@ -64,23 +69,31 @@ class SelfTest:
     Attributes:
         platform: Platform of the results computed now.
         stored_platform: Platform of the stored results.
-        outputs: The comparisons by output.
+        outputs: The comparisons by output: of the program that failed, or of the one with the
+            largest difference.
+        programs: Files of the programs that were compared.
     """
 
     platform: str
     stored_platform: str
     outputs: Mapping[str, Comparison]
+    programs: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises IntegrityError for the first output out of tolerance."""
         for name, comparison in self.outputs.items():
             if not comparison.passed:
+                program = f" by {comparison.program}" if comparison.program else ""
+                elsewhere = self.platform != self.stored_platform
+                advice = f"export the bundle {'on this platform' if elsewhere else 'again'}"
+                if comparison.program.startswith(PRECOMPILED):
+                    advice = "run precompile again"
                 raise IntegrityError(
                     f"output {name!r} of the example must be within {comparison.tolerance:.1e} of "
                     f"its stored values on {self.platform!r} (they are from "
-                    f"{self.stored_platform!r}), got a difference of {comparison.difference:.3e}; "
-                    "export the bundle on this platform, or load it with verify='files' to "
-                    "accept other results",
+                    f"{self.stored_platform!r}), got a difference of "
+                    f"{comparison.difference:.3e}{program}; {advice}, or load "
+                    "it with verify='files' to accept other results",
                     file=GOLDEN,
                     array=f"outputs.{name}",
                 )
@@ -93,6 +106,7 @@ def compare(
     platform: str,
     stored_platform: str,
     rounding: str | None = None,
+    program: str = "",
 ) -> SelfTest:
     """Compares outputs with the stored ones.
 
@@ -103,6 +117,7 @@ def compare(
         stored_platform: Platform of `stored`.
         rounding: Dtype to which weights or intermediate results behind `computed` were rounded, or
             None for that of the outputs.
+        program: The program that computed `computed`.
 
     Returns:
         The comparison of each output. Call `check` to raise for a failure.
@@ -112,6 +127,7 @@ def compare(
         name: Comparison(
             difference=_difference(computed[name], values),
             tolerance=tolerance(values.dtype, same_platform=same, rounding=rounding),
+            program=program,
         )
         for name, values in stored.items()
     }

@@ -8,11 +8,7 @@ with the number of rows pass every comparison of a row with itself at the same p
 1. rows of the example move on by one place, which takes every row to its neighbour's place;
 2. rows of the example are computed in batches of each size.
 
-Compilers order sums by place and size, so floats are equal within rounding: within the tolerance of
-the self test. Rounding also decides ties: between two classes, two experts, two integers of a
-quantized activation. Where floats differ by more than the tolerance, or integers at all, weights
-and inputs are changed by a rounding error each. If that moves the results as far, rounding explains
-the difference.
+Results are equal within the tolerance of the self test, or rounding explains the difference.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +18,10 @@ import numpy as np
 
 from dovetail_serve.exporting.runner import Run, Runner
 from dovetail_serve.golden import Comparison, compare
-
-Arrays = Mapping[str, np.ndarray]
+from dovetail_serve.rounding import Arrays, explained, is_inexact
 
 # Rows that are compared between sizes. Size 1 has a run for each of them.
 _ROWS = 4
-# Changes by rounding errors, at most. A tie falls to the other side in half of them; they end with
-# the first that explains the difference, so that more of them cost refused functions alone.
-_NUDGES = 16
-# As with the spread of equal runs, the largest of a few differences is not the largest of all.
-_SPREAD = 2
 
 
 def check_places(
@@ -113,24 +103,19 @@ def _difference(
         second: Returns results of the same rows, computed in another way.
     """
     results = first(runner)
-    unexplained = {
-        name: comparison.difference
-        for name, comparison in _compare(runner, second(runner), results).items()
-        if not comparison.passed or (comparison.difference and not _is_inexact(results[name]))
-    }
-    for seed in range(_NUDGES if unexplained and runner.is_nudged(example) else 0):
+
+    def compared(others: Arrays) -> Mapping[str, Comparison]:
+        return _compare(runner, others, results)
+
+    def nudged(seed: int) -> Arrays:
         # In one expression, which frees a copy of the weights before the next is made.
-        nudges = _compare(runner, first(runner.nudged(seed=seed)), results)
-        # An infinite difference is a result near overflow, which may be infinite or not.
-        unexplained = {
-            name: difference
-            for name, difference in unexplained.items()
-            if difference > _SPREAD * nudges[name].difference
-        }
-        if not unexplained:
-            break
-    for name, difference in unexplained.items():
-        return f"{difference:.3g} in the output {name!r}"
+        return first(runner.nudged(seed=seed))
+
+    others = second(runner)
+    moving = nudged if runner.is_nudged(example) else None
+    for name, comparison in explained(compared, others, moving).items():
+        if not comparison.passed:
+            return f"{comparison.difference:.3g} in the output {name!r}"
     return ""
 
 
@@ -159,14 +144,10 @@ def _widened(arrays: Arrays) -> dict[str, np.ndarray]:
     """Returns outputs of 8 bits as float32: the self test allows two neighbours, a quarter."""
     return {
         name: array.astype(np.float32)
-        if _is_inexact(array) and jax.numpy.finfo(array.dtype).bits < 16
+        if is_inexact(array) and jax.numpy.finfo(array.dtype).bits < 16
         else array
         for name, array in arrays.items()
     }
-
-
-def _is_inexact(array: np.ndarray) -> bool:
-    return bool(jax.numpy.issubdtype(array.dtype, np.inexact))
 
 
 def _in_batches(run: Run, example: Arrays, size: int) -> Arrays:

@@ -12,11 +12,12 @@ import numpy as np
 
 from dovetail_serve._compat import platform_of
 from dovetail_serve.folder import Folder, Report, open_bundle, verify_folder
-from dovetail_serve.golden import SelfTest, compare
+from dovetail_serve.golden import SelfTest
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.call import call_rows, read_only
 from dovetail_serve.loading.check import check_inputs, check_results
 from dovetail_serve.loading.programs import check_requirements, compile_program, options_of
+from dovetail_serve.loading.self_test import Programs, compiled
 from dovetail_serve.loading.weights import (
     formats,
     mesh_on,
@@ -66,9 +67,9 @@ def load(
 
     Args:
         path: The directory of the bundle. A link is followed once, and may then be moved.
-        verify: "full" compares every byte with its digest, and the example's results on this
-            device with the stored ones. "files" compares the bytes alone. "none" compares those
-            of the manifest and the programs.
+        verify: "full" compares every byte with its digest, compiles every program, and compares
+            its results of the example on this device with the stored ones. "files" compares the
+            bytes alone. "none" compares those of the manifest and the programs.
         devices: Devices to use; a sharded model takes as many as it was exported for, others take
             the first. Default: `jax.local_devices()`, whatever `jax_default_device` is.
         functions: Host functions by their names in the bundle.
@@ -114,7 +115,7 @@ def load(
     model = Model(folder, devices=devices, functions=functions or {}, share=share, sidecar=sidecar)
     folder.check_same()
     if verify == "full":
-        model.self_test().check()
+        model._prove()
     return model
 
 
@@ -182,6 +183,8 @@ class Model:
             )
         self._sidecar = sidecar
         self._compiled: dict[int | None, Any] = {}
+        self._precompiled: set[int | None] = set()
+        self._proved: Mapping[int | None, Any] = {}
         self._lock = threading.Lock()
 
     def __call__(self, /, **inputs: Array) -> dict[str, np.ndarray]:
@@ -291,11 +294,16 @@ class Model:
 
         Raises:
             BundleError: There is no program for it, or this JAX cannot read it.
-            IntegrityError: Its bytes differ from its digest.
+            IntegrityError: Its bytes differ from its digest; or, after a load with verify="full",
+                its results of the example from the stored ones.
         """
         with self._lock:
             if rows not in self._compiled:
-                self._compiled[rows] = self._compile(rows)
+                program = self._compile(rows)
+                if self._proved:
+                    reference = next(iter(self._proved.items()))
+                    self._self_test(dict([reference, (rows, program)])).check()
+                self._compiled[rows] = program
             return self._compiled[rows]
 
     def golden(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -307,19 +315,29 @@ class Model:
         )
 
     def self_test(self) -> SelfTest:
-        """Runs the example on this device and compares its results with the stored ones.
+        """Compares the example's results by each program on this device with the stored ones.
 
-        Host functions do not take part. `SelfTest.check` raises IntegrityError for a failure.
+        Programs that are not compiled yet are; host functions do not take part.
+        `SelfTest.check` raises IntegrityError for a failure.
         """
-        inputs, stored = self.golden()
-        golden = self.manifest.golden
-        return compare(
-            self.run(inputs, golden.rows),
-            stored,
-            platform=self.platform,
-            stored_platform=golden.platform,
-            rounding=self._target.weights,
+        return self._self_test(compiled(self.manifest, self.compile))
+
+    def _self_test(self, programs: Mapping[int | None, Any]) -> SelfTest:
+        tested = Programs(
+            self._folder,
+            self.platform,
+            example=self.golden(),
+            weights=self._weights,
+            compiled=programs,
+            precompiled=self._precompiled,
         )
+        return tested.self_test()
+
+    def _prove(self) -> None:
+        """Tests the programs now, and each later one before its first results."""
+        programs = compiled(self.manifest, self.compile, precompiled=self._precompiled)
+        self._self_test(programs).check()
+        self._proved = programs
 
     def verify(self) -> int:
         """Compares the weights in memory with their digests; a model may be in use meanwhile.
@@ -357,9 +375,10 @@ class Model:
         return np.asarray(value)
 
     def _compile(self, rows: int | None) -> Any:
-        if self._sidecar:
+        if self._sidecar and (rows is None or rows in self.batch_sizes):
             ready = aot.load_executable(self._folder, rows, devices=self.devices)
             if ready is not None:
+                self._precompiled.add(rows)
                 return ready
         return compile_program(
             self._folder, self.platform, rows, weights=self._formats, inputs=self._arguments

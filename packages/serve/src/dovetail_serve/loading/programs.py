@@ -5,6 +5,7 @@
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -22,6 +23,16 @@ from dovetail_serve.loading.custom_calls import check_custom_calls
 from dovetail_serve.manifest import SYMBOLIC, Manifest, Program
 
 _log = logging.getLogger(__name__)
+
+# In the text of a program: an operation, its result's dtype (the last one of the line), and the
+# operations that round nothing.
+_OPERATION = re.compile(r"= \"?stablehlo\.(\w+)")
+_FLOAT = re.compile(r"[<x](bf16|f\d+\w*)>")
+_FLOATS = {"f64": "float64", "f32": "float32", "f16": "float16"}
+_MOVES = re.compile(
+    "broadcast_in_dim|concatenate|constant|dynamic_slice|dynamic_update_slice|gather|"
+    "optimization_barrier|reshape|reverse|select|slice|sort|transpose"
+)
 
 
 def check_requirements(manifest: Manifest) -> None:
@@ -91,10 +102,7 @@ def lower_program(
             return lower(program)
         except BundleError as error:
             _log.warning("the program for any number of rows is skipped: %s", error)
-    raise BundleError(
-        f"the bundle must have a program for {rows} rows on {platform!r} that loads here, and has "
-        f"{manifest.batch_sizes}; pad to one of these, or export it with that batch size"
-    )
+    raise _absent(manifest, platform, rows)
 
 
 def compile_program(
@@ -129,6 +137,34 @@ def compile_program(
         ) from error
 
 
+def program_of(manifest: Manifest, platform: str, rows: int | None) -> Program:
+    """Returns the entry of the program for `rows` rows: its own one, or the one for any number."""
+    program = _program(manifest, platform, rows) or _program(manifest, platform, SYMBOLIC)
+    if program is None:
+        raise _absent(manifest, platform, rows)
+    return program
+
+
+def rounding_of(folder: Folder, platform: str, rows: int | None) -> str | None:
+    """Returns the floating-point dtype of a program's arithmetic with the largest epsilon.
+
+    A dtype of fewer than 16 bits counts as bfloat16, as at the export.
+
+    Args:
+        folder, platform, rows: As in `lower_program`.
+
+    Returns:
+        Its name; None for a program without arithmetic of floats.
+    """
+    module = _read(folder, program_of(folder.manifest, platform, rows), rows).mlir_module()
+    names = set()
+    for line in module.splitlines():
+        operation = _OPERATION.search(line)
+        if operation and not _MOVES.fullmatch(operation[1]):
+            names |= {_FLOATS.get(name, "bfloat16") for name in _FLOAT.findall(line)[-1:]}
+    return max(names, key=lambda name: float(jax.numpy.finfo(name).eps), default=None)
+
+
 def abstract_arguments(
     manifest: Manifest, weights_dtype: str | None, rows: int | None
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
@@ -155,6 +191,13 @@ def _program(manifest: Manifest, platform: str, batch: int | str | None) -> Prog
         if program.batch == batch and platform in program.platforms:
             return program
     return None
+
+
+def _absent(manifest: Manifest, platform: str, rows: int | None) -> BundleError:
+    return BundleError(
+        f"the bundle must have a program for {rows} rows on {platform!r} that loads here, and has "
+        f"{manifest.batch_sizes}; pad to one of these, or export it with that batch size"
+    )
 
 
 def _read(folder: Folder, program: Program, rows: int | None) -> jax_export.Exported:

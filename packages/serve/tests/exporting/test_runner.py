@@ -4,6 +4,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -193,16 +194,38 @@ def test_captured_floats_are_told():
         assert run.captures is captures
 
 
-def test_a_long_first_run_is_told():
-    def flow(weights, arrays):
-        # Long enough that the caller looks before it ends.
-        return {"y": jax.lax.fori_loop(0, 1_000_000, lambda i, x: jnp.cos(x), arrays["x"])}
+def endless(weights, arrays):
+    """A loop that waits for a value that never comes, on the example itself."""
+    return {"y": jax.lax.while_loop(lambda x: jnp.all(x < 10), jnp.abs, arrays["x"])}
 
-    run = Runner(flow, {}, CPU, patience_s=0.0)
-    with pytest.warns(UserWarning, match=r"fn has run for 0 s on the example.*may not end"):
-        y = run({"x": np.zeros(2, "float32")})["y"]
-    # The number that is its own cosine, to a few epsilons of float32.
-    np.testing.assert_allclose(y, [0.7390851332, 0.7390851332], rtol=1e-6)
+
+def test_a_first_run_that_never_ends_is_refused(caplog):
+    caplog.set_level("DEBUG", "dovetail_serve")
+    run = Runner(endless, {}, CPU, limit_s=0.5)
+    with pytest.raises(UnfinishedError, match=r"no result within 0 s in a batch of 5; .*limit_s="):
+        run({"x": X})
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracing fn for a batch of 5",
+        "compiling fn for a batch of 5",
+        "running fn in a batch of 5",
+    ]
+
+
+def test_a_compilation_that_never_ends_is_refused(monkeypatch):
+    # A compiler of JAX that does not end cannot be had on demand.
+    waiting = threading.Event()
+    compiled = jax.stages.Lowered.compile
+
+    def compile(lowered, *args, **options):
+        waiting.wait()
+        return compiled(lowered, *args, **options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    try:
+        with pytest.raises(ValueError, match=r"compile within 1 s, got no end for a batch of 5; "):
+            Runner(product, {"w": X}, CPU, limit_s=0.1)({"x": X})
+    finally:
+        waiting.set()
 
 
 def test_message_of_a_run_that_does_not_end():

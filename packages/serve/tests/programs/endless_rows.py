@@ -29,7 +29,7 @@ def square_root(weights, arrays):
 example = {"x": np.random.default_rng(0).random((3, 2), "float32")}
 try:
     check_rows(
-        Runner(square_root, {}, [Platform(name="cpu")], patience_s=1.0), example, batch_sizes=[3]
+        Runner(square_root, {}, [Platform(name="cpu")], limit_s=1.0), example, batch_sizes=[3]
     )
 except ValueError as error:
     print(error)

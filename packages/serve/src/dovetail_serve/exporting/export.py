@@ -13,18 +13,21 @@ import numpy as np
 from dovetail_serve.exporting.assets import read_assets
 from dovetail_serve.exporting.bundle import Bundle, host_digests
 from dovetail_serve.exporting.example import check_example, run_example
+from dovetail_serve.exporting.limits import LIMIT_S
 from dovetail_serve.exporting.options import (
     as_platforms,
     check_batch_sizes,
     check_call,
     check_functions,
     check_inputs,
+    check_limit,
     check_platforms,
     check_provenance,
     check_weights,
 )
 from dovetail_serve.exporting.outputs import check_numbers
 from dovetail_serve.exporting.places import check_places
+from dovetail_serve.exporting.refusals import values_refused
 from dovetail_serve.exporting.rows import check_rows
 from dovetail_serve.exporting.runner import Runner
 from dovetail_serve.exporting.sharding import context_of
@@ -46,6 +49,7 @@ def export(
     assets: Mapping[str, str | os.PathLike[str] | bytes] | None = None,
     custom_calls: Sequence[str] = (),
     provenance: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
 ) -> Bundle:
     """Packs `fn(params, **inputs) -> {name: array}` into a bundle.
 
@@ -75,20 +79,22 @@ def export(
         custom_calls: Targets of custom calls to allow, which `jax.export` does not promise to
             keep. The bundle then loads with the same jaxlib alone.
         provenance: Texts to store, such as the digest of the training checkpoint.
+        limit_s: Time that each trace and each run may take, in seconds. A run after others may
+            take 20 times as long per row as those on top, and a compilation 10 times `limit_s`.
 
     Returns:
         The bundle, in memory.
 
     Warns:
-        UserWarning: The function captures more than 1 MiB of arrays, is not deterministic, or has
-            run for a minute; or the example has only zeros for an input of integers.
+        UserWarning: The function captures more than 1 MiB of arrays, or is not deterministic; or
+            the example has only zeros for an input of integers.
 
     Raises:
         FileNotFoundError: There is no file at the path of an asset.
         TypeError: A weight or an option is of another type.
-        ValueError: The function does not export, or names a mesh without the weights; a row changes
-            with its neighbours, its place or the size of the batch; a batch never ends; or an
-            option is wrong.
+        ValueError: The function does not export, or names a mesh without the weights; it needs the
+            values of its arrays; a row changes with its neighbours, its place or the size of the
+            batch; a trace, a compilation or a run does not end; or an option is wrong.
 
     Example:
 
@@ -112,6 +118,7 @@ def export(
     check_weights(flat.arrays)
     check_platforms(targets, flat.arrays)
     check_provenance(provenance or {})
+    check_limit(limit_s)
     files = read_assets(assets or {})
 
     def flow(weights: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,7 +126,7 @@ def export(
         # A sidecar has the structure of a dictionary. An OrderedDict has another one.
         return dict(outputs) if isinstance(outputs, Mapping) else outputs
 
-    with context_of(flat.arrays):
+    with context_of(flat.arrays), values_refused():
         traced = trace(
             flow,
             flat.arrays,
@@ -127,10 +134,11 @@ def export(
             platforms=targets,
             batch_sizes=sizes,
             custom_calls=custom_calls,
+            limit_s=limit_s,
         )
         check_numbers(fn, params, inputs, rows=sizes[0] if sizes else None)
         digests = host_digests(flat.arrays)
-        runner = Runner(flow, flat.arrays, targets)
+        runner = Runner(flow, flat.arrays, targets, limit_s=limit_s)
         golden = _proved(runner, arrays, sizes, any_size=traced.symbolic is None)
     return Bundle(
         signature=Signature(inputs=dict(inputs), outputs=traced.outputs),

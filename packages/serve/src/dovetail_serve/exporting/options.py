@@ -3,6 +3,7 @@
 """Checks of the arguments of `export`, before any work."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -195,3 +196,11 @@ def check_provenance(provenance: Mapping[Any, Any]) -> None:
                 f"provenance must map texts to texts, got {name!r}: {value!r}; write "
                 f"provenance={{{str(name)!r}: {str(value)!r}}}"
             )
+
+
+def check_limit(limit_s: float) -> None:
+    """Raises ValueError unless a limit of time is above 0."""
+    if not 0 < limit_s < math.inf:
+        raise ValueError(
+            f"limit_s must be seconds above 0, got limit_s={limit_s}; leave it out for a minute"
+        )

@@ -2,36 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Runner`: the function on this machine, run as a loaded bundle runs it here.
 
-A loop that goes on until all rows have converged never ends beside a row of NaN, and compiled code
-cannot be stopped. Each run therefore has a thread of its own, and the caller waits for a bounded
-time. The thread is a daemon, so it ends with the process.
+A loop that goes on until all rows have converged never ends beside a row of NaN, so each run has a
+limit of time.
 """
 
 import contextlib
-import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax import export as jax_export
 
 from dovetail_serve.arrays import converted
-from dovetail_serve.exporting.caller import warn
 from dovetail_serve.exporting.jaxpr import captures_floats, coarsest
+from dovetail_serve.exporting.limits import LIMIT_S, OvertimeError, limited, wait_for
 from dovetail_serve.exporting.sharding import check_packed, mesh_of, on_mesh, replicated
 from dovetail_serve.exporting.trace import Flow
+from dovetail_serve.rounding import has_rounding, nudged
 from dovetail_serve.types import Platform
 
 # Runs the function on this machine: inputs to outputs, as many rows as it is given.
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
-Result = TypeVar("Result")
 
-# A run may take this time, and beyond it this multiple of the slowest time per row before.
-_PATIENCE_S, _SLOWER = 60.0, 20
+# Beyond its limit, a run may take this multiple of the slowest time per row before.
+_SLOWER = 20
+# Compilers take minutes for large models, where one run on the example takes seconds.
+_COMPILING = 10
 
 
 class UnfinishedError(ValueError):
@@ -46,7 +43,8 @@ class UnfinishedError(ValueError):
         super().__init__(
             f"fn must end for each batch, got no result within {waited_s:.0f} s in a batch of "
             f"{rows}; end its loops after a number of steps (a counter in the condition of "
-            "jax.lax.while_loop)"
+            "jax.lax.while_loop), or give a slow function more time with limit_s="
+            f"{10 * waited_s:.0f}: the run takes a core until this process ends"
         )
 
 
@@ -60,8 +58,8 @@ class Runner:
         flow: The function of (weights, inputs).
         weights: Arrays by name. Sharded ones stay so.
         platforms: The platforms of the bundle.
-        patience_s: Time that every run may take, in seconds. A run that takes 20 times as long per
-            row as each one before, and this time on top, is given up.
+        limit_s: Time that a trace or a run may take, in seconds; a run after others 20 times as
+            long per row on top. A compilation may take 10 times as long.
 
     Attributes:
         platform: Name of this machine's platform.
@@ -77,7 +75,7 @@ class Runner:
         weights: Mapping[str, jax.Array | np.ndarray],
         platforms: Sequence[Platform],
         *,
-        patience_s: float = _PATIENCE_S,
+        limit_s: float = LIMIT_S,
     ) -> None:
         self.platform = jax_export.default_export_platform()
         self.rounding: str | None = None
@@ -101,13 +99,13 @@ class Runner:
             else jax.jit(flow, compiler_options=options, out_shardings=self._sharding)
         )
         self._programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
-        self._patience_s = patience_s
+        self._limit_s = limit_s
         self._slowest_s: float | None = None  # per row
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs in host memory.
 
-        Raises UnfinishedError for a run that does not end. Warns if the first run takes long.
+        Raises UnfinishedError for a run that does not end.
         """
         return self._run(self._weights, arrays)
 
@@ -119,42 +117,26 @@ class Runner:
         Args:
             seed: Seed of the signs of the changes, from 0.
         """
-        moved = {
-            name: self._nudge(array, seed, number)
-            for number, (name, array) in enumerate(self._weights.items())
-        }
+        moved = nudged(self._weights, self.rounding, seed=seed)
 
         def run(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            inputs = {
-                name: np.asarray(self._nudge(jax.numpy.asarray(array), seed, number))
-                for number, (name, array) in enumerate(arrays.items(), start=len(moved))
-            }
-            return self._run(moved, inputs)
+            inputs = nudged(arrays, self.rounding, seed=seed, first=len(moved))
+            return self._run(moved, {name: np.asarray(array) for name, array in inputs.items()})
 
         return run
 
     def is_nudged(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Whether `nudged` changes any of the weights or of these inputs."""
         values = (*self._weights.values(), *arrays.values())
-        return self.rounding is not None and any(_has_rounding(each.dtype) for each in values)
-
-    def _nudge(self, value: jax.Array, seed: int, number: int) -> jax.Array:
-        """Nudges floats; `number` counts arrays, so that each has signs of its own."""
-        if self.rounding is None or not _has_rounding(value.dtype):
-            return value
-        # A weight of a coarser dtype than the arithmetic moves by an epsilon of its own.
-        step = max(_eps(self.rounding), _eps(value.dtype))
-        with _with_nan():
-            moved = _nudge(value, jax.numpy.uint32(seed), jax.numpy.uint32(number), step=step)
-        return jax.device_put(moved, value.sharding)
+        return self.rounding is not None and any(has_rounding(each.dtype) for each in values)
 
     def _run(
         self, weights: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         placed = jax.device_put(dict(arrays), self._sharding)
-        # Compiled here: options of JAX such as 64-bit types belong to the caller's thread.
-        program = self._program(placed)
+        # Lowered here: options of JAX such as 64-bit types belong to the caller's thread.
         rows = next((len(array) for array in arrays.values() if array.ndim), 1)
+        program = self._program(placed, rows)
         started = time.perf_counter()
 
         def outputs() -> dict[str, np.ndarray]:
@@ -162,38 +144,41 @@ class Runner:
                 results = program(weights, placed)
             return {name: np.asarray(value) for name, value in results.items()}
 
-        results = self._wait(_begin(outputs), rows)
+        limit_s = self._limit_s + _SLOWER * (self._slowest_s or 0.0) * rows
+        try:
+            results = wait_for(outputs, f"running fn in a batch of {rows}", limit_s)
+        except OvertimeError:
+            raise UnfinishedError(rows, limit_s) from None
         elapsed_s = (time.perf_counter() - started) / max(rows, 1)
         self._slowest_s = max(elapsed_s, self._slowest_s or 0.0)
         return results
 
-    def _program(self, placed: Mapping[str, jax.Array]) -> jax.stages.Compiled:
+    def _program(self, placed: Mapping[str, jax.Array], rows: int) -> jax.stages.Compiled:
         shapes = tuple(array.shape for array in placed.values())
         if shapes not in self._programs:
-            traced = self._jitted.trace(self._weights, placed)
+            batch = f"fn for a batch of {rows}"
+
+            def lower() -> tuple[jax.stages.Traced, jax.stages.Lowered]:
+                traced = self._jitted.trace(self._weights, placed)
+                return traced, traced.lower()
+
+            traced, lowered = limited(lower, f"tracing {batch}", self._limit_s)
             # Accelerators may round products of float32 to TF32 or bfloat16.
             least = None if self.platform == "cpu" else "bfloat16"
             self.rounding = coarsest(traced.jaxpr, least=least)
             self.captures = captures_floats(traced.jaxpr)
-            self._programs[shapes] = traced.lower().compile()
-        return self._programs[shapes]
-
-    def _wait(self, pending: Future[Result], rows: int) -> Result:
-        if self._slowest_s is not None:
-            limit_s = self._patience_s + _SLOWER * self._slowest_s * rows
+            limit_s = _COMPILING * self._limit_s
             try:
-                return pending.result(limit_s)
-            except TimeoutError:
-                raise UnfinishedError(rows, limit_s) from None
-        try:
-            return pending.result(self._patience_s)
-        except TimeoutError:
-            # Nothing tells how long the function takes.
-            warn(
-                f"fn has run for {self._patience_s:.0f} s on the example, beside padding of zeros, "
-                "and goes on; a loop that ends when all rows have converged may not end"
-            )
-            return pending.result()
+                program = wait_for(lowered.compile, f"compiling {batch}", limit_s)
+            except OvertimeError:
+                raise ValueError(
+                    f"fn must compile within {limit_s:g} s, got no end for a batch of {rows}; "
+                    "write long Python loops with jax.lax.fori_loop or jax.lax.scan, pass large "
+                    "arrays in params, or give it more time with "
+                    f"limit_s={10 * self._limit_s:g}"
+                ) from None
+            self._programs[shapes] = program
+        return self._programs[shapes]
 
 
 @contextlib.contextmanager
@@ -201,50 +186,3 @@ def _with_nan() -> Iterator[None]:
     """Lets values be NaN or infinite in this thread. The rows beside the example's are."""
     with jax.debug_nans(False), jax.debug_infs(False):
         yield
-
-
-def _begin(work: Callable[[], Result]) -> Future[Result]:
-    """Starts `work` in a daemon thread, which a process that ends does not wait for."""
-    pending: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            pending.set_result(work())
-        except BaseException as error:  # handed to the thread that waits
-            pending.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return pending
-
-
-@functools.partial(jax.jit, static_argnames="step")
-def _nudge(value: jax.Array, seed: jax.Array, number: jax.Array, *, step: float) -> jax.Array:
-    """Returns floats multiplied by 1 plus or minus `step`, in one pass without other arrays."""
-    index = jax.numpy.zeros(value.shape, "uint32")
-    for axis, size in enumerate(value.shape):
-        index = index * np.uint32(size) + jax.lax.broadcasted_iota("uint32", value.shape, axis)
-    up = _mixed(index ^ _mixed(number ^ _mixed(seed + np.uint32(1)))) >> 31 == 0
-    # In float32, 1 plus an epsilon of float64 is 1.
-    wide = value.dtype if jax.numpy.finfo(value.dtype).bits >= 32 else "float32"
-    factor = jax.numpy.where(up, 1 + step, 1 - step).astype(wide)
-    return (value.astype(wide) * factor).astype(value.dtype)
-
-
-def _mixed(values: Any) -> jax.Array:
-    """Returns a hash of uint32, the `lowbias32` of https://nullprogram.com/blog/2018/07/31/."""
-    values = (values ^ (values >> 16)) * np.uint32(0x7FEB352D)
-    values = (values ^ (values >> 15)) * np.uint32(0x846CA68B)
-    return values ^ (values >> 16)
-
-
-def _has_rounding(dtype: Any) -> bool:
-    """Whether values of this dtype are nudged.
-
-    Those of 8 bits or fewer are not: their neighbours are 3 % to 100 % away, which is no rounding
-    error of the arithmetic after them.
-    """
-    return jax.numpy.issubdtype(dtype, np.inexact) and jax.numpy.finfo(dtype).bits >= 16
-
-
-def _eps(dtype: Any) -> float:
-    return float(jax.numpy.finfo(dtype).eps)

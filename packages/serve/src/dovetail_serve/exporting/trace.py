@@ -15,6 +15,7 @@ device kind is therefore traced under an abstract device of this kind, and has p
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,9 @@ from jax.sharding import AbstractMesh
 
 from dovetail_serve._compat import AbstractDevice
 from dovetail_serve.arrays import converted
+from dovetail_serve.exporting.frames import place_of
 from dovetail_serve.exporting.jaxpr import check_jaxpr
+from dovetail_serve.exporting.limits import LIMIT_S, limited
 from dovetail_serve.exporting.outputs import check_equal, outputs_of
 from dovetail_serve.exporting.refusals import check_targets, custom_call_refusal, symbolic_refusal
 from dovetail_serve.exporting.sharding import check_devices, mesh_of, on_mesh, replicated
@@ -37,6 +40,8 @@ Flow = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 # `_without_source_locations` sets an option of the whole process, so two exports take turns.
 _LOCATIONS_LOCK = threading.Lock()
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,7 @@ def trace(
     platforms: Sequence[Platform],
     batch_sizes: Sequence[int],
     custom_calls: Sequence[str] = (),
+    limit_s: float = LIMIT_S,
 ) -> Traced:
     """Traces and serializes `flow` for each platform and number of rows.
 
@@ -77,6 +83,7 @@ def trace(
         platforms: The platforms.
         batch_sizes: Numbers of rows, ascending; empty without a batch axis.
         custom_calls: Targets of custom calls to allow though `jax.export` does not promise them.
+        limit_s: Time that the trace of one program may take, in seconds.
 
     Returns:
         The serialized programs.
@@ -84,11 +91,12 @@ def trace(
     Raises:
         ValueError: The function does not export, or is for other devices than the weights; its
             outputs lack the batch axis, or differ between platforms and numbers of rows; no
-            program has a custom call that is allowed, or one of these calls back into Python.
+            program has a custom call that is allowed, or one of these calls back into Python; or
+            a trace does not end.
     """
     check_targets(custom_calls)
     groups = _groups(platforms)
-    exporter = _Exporter(flow, weights, inputs, custom_calls)
+    exporter = _Exporter(flow, weights, inputs, custom_calls, limit_s)
     fixed: list[tuple[_Group, int | str | None]]
     fixed = [(group, rows) for group in groups for rows in batch_sizes or (None,)]
     with _without_source_locations():
@@ -154,8 +162,9 @@ class _Exporter:
         weights: Mapping[str, Any],
         inputs: Mapping[str, Tensor],
         custom_calls: Sequence[str],
+        limit_s: float,
     ) -> None:
-        self._weights, self._inputs = weights, inputs
+        self._weights, self._inputs, self._limit_s = weights, inputs, limit_s
         self._custom_calls = tuple(custom_calls)
         self._mesh = mesh_of(weights)
         sharding = replicated(self._mesh)
@@ -164,31 +173,39 @@ class _Exporter:
 
     def export(self, group: _Group, rows: int | str | None) -> jax_export.Exported:
         """Traces and lowers for one group of platforms and one number of rows."""
-        checks = [jax_export.DisabledSafetyCheck.custom_call(name) for name in self._custom_calls]
-        arguments = self._arguments(group, rows)
+        step = f"tracing fn for {rows or 'all'} rows on {', '.join(group.names)}"
         with _traced_for(group):
-            if group not in self._checked:
-                check_jaxpr(self._jitted.trace(*arguments).jaxpr)
-                self._checked.add(group)
-            exporting = jax_export.export(
-                self._jitted, platforms=group.names, disabled_checks=checks
-            )
-            try:
-                program = exporting(*arguments)
-            except ValueError as error:
-                refusal = custom_call_refusal(error, self._custom_calls)
-                if refusal is None:
-                    raise
-                raise refusal from error
+            program = limited(lambda: self._traced(group, rows), step, self._limit_s)
         check_devices(program.nr_devices, self._mesh)
         return program
+
+    def _traced(self, group: _Group, rows: int | str | None) -> jax_export.Exported:
+        checks = [jax_export.DisabledSafetyCheck.custom_call(name) for name in self._custom_calls]
+        arguments = self._arguments(group, rows)
+        if group not in self._checked:
+            check_jaxpr(self._jitted.trace(*arguments).jaxpr)
+            self._checked.add(group)
+        exporting = jax_export.export(self._jitted, platforms=group.names, disabled_checks=checks)
+        try:
+            return exporting(*arguments)
+        except ValueError as error:
+            refusal = custom_call_refusal(error, self._custom_calls)
+            if refusal is None:
+                raise
+            raise refusal from error
 
     def symbolic(self, groups: Sequence[_Group]) -> list[jax_export.Exported] | str:
         """Returns a program for any number of rows for each group, or the reason for none."""
         try:
             return [self.export(group, SYMBOLIC) for group in groups]
         except Exception as error:  # any operation may refuse in its own way
-            return symbolic_refusal(error)
+            reason = symbolic_refusal(error)
+            _log.info(
+                "no program for any number of rows: %s, at %s; for one, write jax.vmap or "
+                "jax.lax.fori_loop in place of Python loops over rows",
+                *(reason, place_of(error)),
+            )
+            return reason
 
     def _arguments(self, group: _Group, rows: int | str | None) -> tuple[Any, Any]:
         weights = {

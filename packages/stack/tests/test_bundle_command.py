@@ -75,6 +75,22 @@ def test_the_export_says_what_it_wrote(capsys, vit, tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_slow_export_says_what_it_does_and_has_a_limit(capsys, monkeypatch, vit, tmp_path):
+    monkeypatch.setattr(command, "INTERVAL_S", 0.0)
+    line = ["bundle", "export", str(vit), "--batch-sizes", "2", "--platforms", "cpu", "--out"]
+    assert cli.main([*line, str(tmp_path / "1")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert "Tracing fn for 2 rows on cpu." in said
+    assert "Compiling fn for a batch of 2." in said
+    assert "Running fn in a batch of 2." in said
+    assert cli.main([*line, str(tmp_path / "2"), "--limit-s", "0.001"]) == 1
+    error = capsys.readouterr().err
+    assert "fn must be traced within 0.001 s" in error
+    assert "more time with --limit-s 0.01" in error
+    assert not (tmp_path / "2").exists()
+
+
+@pytest.mark.thorough
 def test_the_actions_of_the_library_take_what_was_exported(capsys, exported):
     shown = printed(capsys, "bundle", "inspect", str(exported), "--json")
     assert shown["digest"] == load(exported, verify="none").digest

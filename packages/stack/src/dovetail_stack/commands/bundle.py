@@ -8,8 +8,12 @@ after export are those of `python -m dovetail_serve`.
 """
 
 import argparse
+import contextlib
 import functools
 import json
+import logging
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from dovetail_stack._command import DONE, Parser, add_action, add_json
@@ -21,6 +25,9 @@ RUN_FILE = "run.json"
 # Written out here: the recipes import every library, and `inspect` needs none of them.
 BATCH_SIZES = (1, 8, 64)
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+LIMIT_S = 60.0
+# Seconds between two lines of progress.
+INTERVAL_S = 10.0
 TOWERS, POOLINGS = ("images", "text"), ("model", "mean", "first", "last")
 
 
@@ -76,6 +83,13 @@ def _export(parser: argparse.ArgumentParser) -> None:
     add("--length", type=int, help="tokens of a row (as an encoder of text says, or all positions)")
     add("--tower", choices=TOWERS, help="of a model with two")
     add("--pooling", choices=POOLINGS, help="of an encoder of text (as it says, or mean)")
+    add(
+        "--limit-s",
+        type=float,
+        default=LIMIT_S,
+        metavar="SECONDS",
+        help=f"longest trace or run of the model ({LIMIT_S:.0f}); a compilation takes 10 times it",
+    )
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="of all weights (unchanged)")
     add("--step", type=int, help="checkpoint of a run (the newest)")
     add_json(parser)
@@ -87,10 +101,11 @@ def export(args: argparse.Namespace) -> tuple[int, str]:
     from dovetail_serve.folder import open_bundle
 
     say(f"Reading {args.model}, and exporting it for {', '.join(args.platforms)}.")
-    if (args.model / RUN_FILE).is_file():
-        _from_run(args)
-    else:
-        _from_directory(args)
+    with _progress():
+        if (args.model / RUN_FILE).is_file():
+            _from_run(args)
+        else:
+            _from_directory(args)
     bundle = open_bundle(args.out)
     manifest = bundle.manifest
     summary = {
@@ -103,6 +118,35 @@ def export(args: argparse.Namespace) -> tuple[int, str]:
         "symbolic_reason": manifest.symbolic,
     }
     return DONE, json.dumps(summary, indent=2) if args.json else _described(summary)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[None]:
+    """Says the step of an export that is running, every 10 seconds."""
+    logger, handler = logging.getLogger("dovetail_serve.exporting"), _Progress()
+    level, logger.propagate = logger.level, False
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = True
+
+
+class _Progress(logging.Handler):
+    """Says a message, unless the last one was a moment ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() - self._last_s >= INTERVAL_S:
+            self._last_s = time.monotonic()
+            message = record.getMessage()
+            say(f"{message[:1].upper()}{message[1:]}.")
 
 
 def _from_directory(args: argparse.Namespace) -> None:
@@ -127,6 +171,7 @@ def _from_directory(args: argparse.Namespace) -> None:
         tower=args.tower,
         pooling=args.pooling,
         dtype=args.dtype,
+        limit_s=args.limit_s,
     )
 
 
@@ -163,6 +208,7 @@ def _from_run(args: argparse.Namespace) -> None:
         ema=training.ema > 0,
         batch_sizes=args.batch_sizes,
         platforms=args.platforms,
+        limit_s=args.limit_s,
     )
 
 

@@ -31,6 +31,7 @@ from dovetail_stack.recipes.servable import Pooling, Servable, Tower, servable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BATCH_SIZES = (1, 8, 64)
+LIMIT_S = 60.0
 SUMS = "SHA256SUMS"
 Serve = Callable[[Any], Servable]
 
@@ -45,6 +46,7 @@ def bundle_encoder(
     tower: Tower | None = None,
     pooling: Pooling | None = None,
     dtype: str | None = None,
+    limit_s: float = LIMIT_S,
 ) -> str:
     """Writes the bundle of an encoder, or of a decoder for scoring.
 
@@ -60,6 +62,7 @@ def bundle_encoder(
         pooling: As for `servable`. It replaces the Pooling of a sentence-transformers directory,
             whose Normalize is kept. Default: as the directory says.
         dtype: Dtype of the weights. Default: as in the files; a quantized model keeps its own.
+        limit_s: As for `dovetail_serve.export`.
 
     Returns:
         The digest of the bundle.
@@ -88,7 +91,14 @@ def bundle_encoder(
     )
     digest = _digest_of(source, modules.folders)
     provenance = {"source": source.resolve().name, "files": f"sha256:{digest}"}
-    return save(ready, out, batch_sizes=batch_sizes, platforms=platforms, provenance=provenance)
+    return save(
+        ready,
+        out,
+        batch_sizes=batch_sizes,
+        platforms=platforms,
+        provenance=provenance,
+        limit_s=limit_s,
+    )
 
 
 def bundle_run(
@@ -101,6 +111,7 @@ def bundle_run(
     ema: bool = False,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     platforms: Sequence[str | Platform] = PLATFORMS,
+    limit_s: float = LIMIT_S,
 ) -> str:
     """Writes the bundle of a step of a training run, after verifying every file of the step.
 
@@ -114,6 +125,7 @@ def bundle_run(
         ema: Take the moving averages of the parameters.
         batch_sizes: As for `dovetail_serve.export`.
         platforms: As for `dovetail_serve.export`.
+        limit_s: As for `dovetail_serve.export`.
 
     Returns:
         The digest of the bundle.
@@ -131,7 +143,12 @@ def bundle_run(
     module = _restored(directory, model, ema=ema)
     provenance = {"checkpoint": digest, "step": directory.name, "run": root.name}
     return save(
-        serve(module), out, batch_sizes=batch_sizes, platforms=platforms, provenance=provenance
+        serve(module),
+        out,
+        batch_sizes=batch_sizes,
+        platforms=platforms,
+        provenance=provenance,
+        limit_s=limit_s,
     )
 
 
@@ -142,6 +159,7 @@ def save(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     platforms: Sequence[str | Platform] = PLATFORMS,
     provenance: Mapping[str, str],
+    limit_s: float = LIMIT_S,
 ) -> str:
     """Exports and writes a module with its call. Returns the digest of the bundle.
 
@@ -151,6 +169,7 @@ def save(
         batch_sizes: As for `dovetail_serve.export`.
         platforms: As for `dovetail_serve.export`.
         provenance: Texts to store.
+        limit_s: As for `dovetail_serve.export`.
     """
     graph, weights = nnx.split(ready.module)
 
@@ -165,6 +184,7 @@ def save(
         batch_sizes=batch_sizes,
         platforms=platforms,
         provenance=provenance,
+        limit_s=limit_s,
     )
     return bundle.save(out)
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function runs here as a loaded bundle runs it, and a run that does not end is given up."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -194,16 +195,22 @@ def test_captured_floats_are_told():
         assert run.captures is captures
 
 
-def endless(weights, arrays):
-    """A loop that waits for a value that never comes, on the example itself."""
-    return {"y": jax.lax.while_loop(lambda x: jnp.all(x < 10), jnp.abs, arrays["x"])}
-
-
 def test_a_first_run_that_never_ends_is_refused(caplog):
     caplog.set_level("DEBUG", "dovetail_serve")
-    run = Runner(endless, {}, CPU, limit_s=0.5)
-    with pytest.raises(UnfinishedError, match=r"no result within 0 s in a batch of 5; .*limit_s="):
-        run({"x": X})
+    ends = threading.Event()
+
+    def wait(x):
+        ends.wait()
+        return x
+
+    def flow(weights, arrays):
+        return {"y": jax.pure_callback(wait, jax.ShapeDtypeStruct((5, 3), "float32"), arrays["x"])}
+
+    try:
+        with pytest.raises(UnfinishedError, match=r"no result within 0 s in a batch of 5; .*lim"):
+            Runner(flow, {}, CPU, limit_s=0.4)({"x": X})
+    finally:
+        ends.set()
     assert [record.getMessage() for record in caplog.records] == [
         "tracing fn for a batch of 5",
         "compiling fn for a batch of 5",
@@ -236,8 +243,9 @@ def test_message_of_a_run_that_does_not_end():
     )
 
 
+# In a process of its own, since each run takes a core until its process ends.
 @pytest.mark.thorough
-def test_a_loop_that_waits_for_all_rows_is_refused_and_the_process_ends():
+def test_loops_that_never_end_are_refused_and_the_process_ends():
     run = subprocess.run(
         [sys.executable, PROGRAMS / "endless_rows.py"],
         capture_output=True,
@@ -246,4 +254,8 @@ def test_a_loop_that_waits_for_all_rows_is_refused_and_the_process_ends():
         timeout=300,
         env={"JAX_PLATFORMS": "cpu"},
     )
-    assert "in a batch of 3 beside rows of NaN; end the loops of fn" in run.stdout
+    refusals = json.loads(run.stdout)
+    assert "no result within 2 s in a batch of 4; end its loops" in refusals["example"]
+    assert "with limit_s=20" in refusals["example"]
+    assert "in a batch of 4 beside rows of NaN; end the loops of fn" in refusals["rows"]
+    assert "in a batch of 8 beside padding of zeros; end the loops of fn" in refusals["size"]

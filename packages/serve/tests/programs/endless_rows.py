@@ -1,19 +1,24 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the refusal of a loop that never ends beside a row of NaN, and ends while it runs."""
+"""Prints the refusals of loops that never end, and ends while they run."""
+
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_serve import Platform
-from dovetail_serve.exporting.rows import check_rows
-from dovetail_serve.exporting.runner import Runner
+from dovetail_serve import Tensor, export
 
 
-def square_root(weights, arrays):
-    """Newton's method until all rows have converged."""
-    x = jnp.abs(arrays["x"]) + 1
+def on_the_example(params, *, x):
+    """Waits for a value that never comes."""
+    return {"y": jax.lax.while_loop(lambda y: jnp.all(y < 2), jnp.sin, x)}
+
+
+def beside_rows_of_nan(params, *, x):
+    """Newton's method for square roots, until all rows have converged."""
+    x = jnp.abs(x) + 1
 
     def step(state):
         root, done = state
@@ -26,10 +31,24 @@ def square_root(weights, arrays):
     return {"y": root}
 
 
-example = {"x": np.random.default_rng(0).random((3, 2), "float32")}
-try:
-    check_rows(
-        Runner(square_root, {}, [Platform(name="cpu")], limit_s=1.0), example, batch_sizes=[3]
-    )
-except ValueError as error:
-    print(error)
+def in_batches_of_8(params, *, x):
+    """Ends for fewer rows."""
+    return {"y": jax.lax.while_loop(lambda y: (y.shape[0] == 8) & jnp.all(y < 2), jnp.sin, x)}
+
+
+FUNCTIONS = {"example": on_the_example, "rows": beside_rows_of_nan, "size": in_batches_of_8}
+refusals = {}
+for name, fn in FUNCTIONS.items():
+    try:
+        export(
+            fn,
+            {},
+            inputs={"x": Tensor(("batch", 2), "float32")},
+            example={"x": np.random.default_rng(0).random((3, 2), "float32")},
+            batch_sizes=(4, 8),
+            platforms=("cpu",),
+            limit_s=2.0,
+        )
+    except ValueError as error:
+        refusals[name] = str(error)
+print(json.dumps(refusals))

@@ -17,6 +17,7 @@ from dovetail_models.hf.directory import (
     read_config,
     read_generation,
 )
+from dovetail_models.hub import resolve
 
 T = TypeVar("T", int, float)
 
@@ -51,7 +52,8 @@ def generation_defaults(path: str | Path) -> GenerationDefaults:
     generation_config.json. Each is an id, a list of ids or null.
 
     Args:
-        path: Hugging Face directory. generation_config.json may be missing.
+        path: Hugging Face directory, or an id of the Hub (`hub.resolve`). generation_config.json
+            may be missing.
 
     Raises:
         FileNotFoundError: The directory has no config.json.
@@ -66,7 +68,7 @@ def generation_defaults(path: str | Path) -> GenerationDefaults:
         >>> generation_defaults(path).eos_ids
         (1, 106)
     """
-    path = Path(path)
+    path = resolve(path)
     config, generation = read_config(path), read_generation(path)
     ids: set[int] = set()
     inner = config.get("text_config")

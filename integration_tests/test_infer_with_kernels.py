@@ -36,7 +36,7 @@ def rows_of(samplings: list[Sampling], seeds: range) -> tuple[logits.Rows, logit
         samples=jnp.ones(size, bool),
     )
     states = [
-        slots.slot_state(s, prompt=[1, 2, 30], output=[2, 2], vocab_size=VOCAB, eos_id=5)
+        slots.slot_state(s, prompt=[1, 2, 30], output=[2, 2], vocab_size=VOCAB, eos_ids=[5])
         for s in samplings
     ]
     return rows, logits.State(*(jnp.asarray(np.stack(x)) for x in zip(*states, strict=True)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail_stack.supervision import Supervision
 
 # Left by a run that was killed while it wrote its settings, and by file managers.
-_HARMLESS = (f"{settings.FILE}.partial", ".DS_Store")
+_HARMLESS = (f"{settings.FILE}.partial", launches.LOCK, launches.FILE, ".DS_Store")
 _LISTED = 5  # other files in a message
 
 

@@ -16,7 +16,8 @@ import jax
 from jax.sharding import AbstractMesh
 
 from dovetail_train._checks import check_model
-from dovetail_train.devices import DeviceKind, absent_twin, check_rate, kind_of, with_rates
+from dovetail_train._device_kinds import DeviceKind
+from dovetail_train.devices import absent_twin, check_rate, kind_of, with_rates
 from dovetail_train.links import link_bytes
 from dovetail_train.mesh import batch_placement
 from dovetail_train.remedies import PlannedStep, Remedy, placed_on, remedies

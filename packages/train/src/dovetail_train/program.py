@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train._checks import check_model
-from dovetail_train.devices import Platform
+from dovetail_train._device_kinds import Platform
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import StepGuard
 from dovetail_train.mesh import BatchPlacement, ambient, split_rows

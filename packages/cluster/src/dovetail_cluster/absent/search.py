@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 from dovetail_cluster.absent.compiled import Compiled, run
 from dovetail_cluster.absent.targets import Devices, check_description
@@ -93,8 +94,8 @@ def _items(
     """Returns the number of rows or tokens of a choice, None if all have the same."""
     if per is None:
         return None
-    number = per(choice) if callable(per) else choice.get(per)
-    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    number: Any = per(choice) if callable(per) else choice.get(per)
+    real = isinstance(number, int | float | np.number) and not isinstance(number, bool)
     if not real or not 0 < number < math.inf:
         raise ValueError(
             f"per must give the number of rows or tokens of each choice, got per={per!r} and "

@@ -88,7 +88,7 @@ def test_conventions_that_disagree_are_refused(old):
         ({"type": "su", **FACTORS}, "rope_type='su'"),
         ({"rope_type": "default", "factor": 2.0}, "rope_type='default'"),
         ({"factor": 2.0}, "rope_type='default'"),
-        ({"type": "yarn", "factor": 4.0, "attn_factor": 1.5}, "'attn_factor': 1.5"),
+        ({"type": "yarn", "factor": 4.0, "extrapolation_factor": 2}, "'extrapolation_factor': 2"),
         (
             {"type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5},
             "partial_rotary_factor=0.5",
@@ -111,5 +111,12 @@ def test_what_transformers_does_not_read_is_logged(caplog):
     read_rope(Keys({"partial_rotary_factor": 0.5}), **OUTER)
     scaling = {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}
     read_rope(Keys({"rope_scaling": scaling}), **OUTER)
+    yarn = {"type": "yarn", "factor": 4.0}
+    plain, other = (
+        read_rope(Keys({"rope_scaling": yarn | more}), **OUTER)
+        for more in ({}, {"attn_factor": 0.878})
+    )
+    assert other == plain
+    assert "does not depend on attn_factor=0.878" in caplog.text
     assert "Whole heads are rotated in spite of partial_rotary_factor=0.5" in caplog.text
     assert "does not depend on original_max_position_embeddings=32" in caplog.text

@@ -42,7 +42,9 @@ _THEIRS = {"original_length": _ORIGINAL}
 # Kinds with a factor that may be missing: the ratio of the two context lengths.
 _RATIO = "yarn", "longrope"
 # Numbers that other programs read and transformers does not, with the value of no effect.
-_UNREAD = {"finetuned": (True, False), "attn_factor": (1,), "extrapolation_factor": (1,)}
+_UNREAD = {"finetuned": (True, False), "extrapolation_factor": (1,)}
+# The same, with any value: DeepSeek-R1-0528-Qwen3-8B has 0.878.
+_OTHERS_READ = "attn_factor"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +156,9 @@ def parse_rope(values: Mapping[str, Any], outer: Outer) -> Rope:
     for name, harmless in _UNREAD.items():
         if rest.get(name) in harmless:
             del rest[name]
+    factor = rest.pop(_OTHERS_READ, 1)
+    if factor != 1:
+        _log.warning("RoPE does not depend on %s=%s, as in transformers.", _OTHERS_READ, factor)
     if kind == "default" and not rest:
         return Rope(theta=theta)
     fields = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()

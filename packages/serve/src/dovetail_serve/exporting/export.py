@@ -31,8 +31,8 @@ from dovetail_serve.exporting.refusals import values_refused
 from dovetail_serve.exporting.rows import check_rows
 from dovetail_serve.exporting.runner import Runner
 from dovetail_serve.exporting.sharding import context_of
-from dovetail_serve.exporting.trace import trace
-from dovetail_serve.tree import flatten
+from dovetail_serve.exporting.trace import Flow, trace
+from dovetail_serve.tree import Flat, flatten
 from dovetail_serve.types import Array, HostFunction, Platform, Signature, Tensor
 
 
@@ -120,12 +120,7 @@ def export(
     check_provenance(provenance or {})
     check_limit(limit_s)
     files = read_assets(assets or {})
-
-    def flow(weights: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        outputs = fn(flat.rebuild(weights), **arrays)
-        # A sidecar has the structure of a dictionary. An OrderedDict has another one.
-        return dict(outputs) if isinstance(outputs, Mapping) else outputs
-
+    flow = _flow(fn, flat)
     with context_of(flat.arrays), values_refused():
         traced = trace(
             flow,
@@ -155,6 +150,17 @@ def export(
         provenance=dict(provenance or {}),
         x64=bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
     )
+
+
+def _flow(fn: Callable[..., Mapping[str, Any]], flat: Flat) -> Flow:
+    """Returns the function of (weights by name, inputs by name)."""
+
+    def flow(weights: Mapping[str, Any], arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        outputs = fn(flat.rebuild(weights), **arrays)
+        # A sidecar has the structure of a dictionary. An OrderedDict has another one.
+        return dict(outputs) if isinstance(outputs, Mapping) else outputs
+
+    return flow
 
 
 def _proved(

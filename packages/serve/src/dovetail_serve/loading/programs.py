@@ -138,7 +138,12 @@ def compile_program(
 
 
 def program_of(manifest: Manifest, platform: str, rows: int | None) -> Program:
-    """Returns the entry of the program for `rows` rows: its own one, or the one for any number."""
+    """Returns the entry of the program for `rows` rows: its own one, or the one for any number.
+
+    Args:
+        manifest: Of the bundle.
+        platform, rows: As in `lower_program`.
+    """
     program = _program(manifest, platform, rows) or _program(manifest, platform, SYMBOLIC)
     if program is None:
         raise _absent(manifest, platform, rows)

@@ -15,6 +15,9 @@ _TARGET = re.compile(r"custom_call @([\w.$\-]+)")
 _PATH = re.compile(r"""["']?(?:[A-Za-z]:)?[/\\][\w.\-/\\]+["']?|https?://\S+""")
 # Longest reason that a manifest holds.
 _LONGEST = 240
+# In errors of operations that need the number of rows as an integer. The last one is that of jax
+# 0.12 for a Python loop over rows.
+_INTEGER_NEEDED = ("_DimExpr", "requires a constant", "no attribute 'process_primitive'")
 # An argument of the traced function, as JAX names it.
 _ARGUMENT = re.compile(r"(arrays|weights)\['([^']+)'\]")
 
@@ -186,7 +189,7 @@ def symbolic_refusal(error: Exception) -> str:
     text = " ".join(str(error).split())
     sentence = _PATH.sub("a file", re.split(r"(?<=[.!])\s", text, maxsplit=1)[0]).rstrip(".")
     sentence = sentence or type(error).__name__
-    if "_DimExpr" in sentence or "requires a constant" in sentence:
+    if any(words in sentence for words in _INTEGER_NEEDED):
         sentence = "an operation needs the number of rows as an integer"
     reason = f"{function_of(error)} refuses a symbolic number of rows: {sentence}"
     return reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 3]}..."

@@ -172,7 +172,8 @@ class Programs:
         with options_of(self._folder.manifest):
             moved = nudged(self._weights, rounding, seed=seed)
             weights = {
-                name: jax.device_put(array, self._weights[name].format)
+                # In the layout that the program takes. JAX's stubs lack the attribute.
+                name: jax.device_put(array, self._weights[name].format)  # type: ignore[attr-defined]
                 for name, array in moved.items()
             }
 

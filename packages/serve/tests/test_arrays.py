@@ -19,11 +19,16 @@ from dovetail_serve.arrays import (
     STORED_AS,
     converted,
     map_arrays,
+    places,
     stored,
     stored_dtype,
     unstored,
     write_arrays,
 )
+
+
+def mapped_arrays(path, dtypes):
+    return map_arrays(path, places(path, dtypes))
 
 
 def values(dtype, shape, seed=0):
@@ -38,7 +43,7 @@ def test_each_dtype_survives(dtype, tmp_path):
     shapes = {"scalar": (), "none": (0, 3), "odd": (3, 5), "aligned": (4, 16)}
     arrays = {name: values(dtype, shape, i) for i, (name, shape) in enumerate(shapes.items())}
     write_arrays(tmp_path / "f", arrays)
-    mapped = map_arrays(tmp_path / "f", dict.fromkeys(arrays, dtype))
+    mapped = mapped_arrays(tmp_path / "f", dict.fromkeys(arrays, dtype))
     for name, array in arrays.items():
         again = unstored(mapped[name], dtype)
         assert (again.dtype, again.shape) == (array.dtype, array.shape)
@@ -71,7 +76,7 @@ def test_digests_are_those_of_the_file(tmp_path):
 def test_arrays_of_whole_lines_are_aligned(tmp_path):
     arrays = {"a": values("int8", (3,)), "b": values("int8", (64,)), "c": values("int8", (128,))}
     write_arrays(tmp_path / "f", arrays)
-    mapped = map_arrays(tmp_path / "f", dict.fromkeys(arrays, "int8"))
+    mapped = mapped_arrays(tmp_path / "f", dict.fromkeys(arrays, "int8"))
     assert [mapped[name].ctypes.data % 64 for name in "bc"] == [0, 0]
 
 
@@ -85,7 +90,7 @@ def test_any_memory_layout_is_written_in_c_order(form, tmp_path):
         "jax": jnp.asarray(array),
     }[form]
     write_arrays(tmp_path / "f", {"a": given})
-    np.testing.assert_array_equal(map_arrays(tmp_path / "f", {"a": "float32"})["a"], array)
+    np.testing.assert_array_equal(mapped_arrays(tmp_path / "f", {"a": "float32"})["a"], array)
 
 
 def test_arrays_are_not_all_in_memory_at_once(tmp_path):
@@ -104,7 +109,7 @@ def test_the_file_is_mapped_and_cannot_be_written_through(tmp_path):
     write_arrays(tmp_path / "f", {"a": values("float32", (256, 256))})
     tracemalloc.start()
     try:
-        array = map_arrays(tmp_path / "f", {"a": "float32"})["a"]
+        array = mapped_arrays(tmp_path / "f", {"a": "float32"})["a"]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -131,7 +136,7 @@ def test_an_array_on_the_host_is_not_copied():
 def test_a_file_of_other_arrays_is_refused(dtypes, message, tmp_path):
     write_arrays(tmp_path / "f", {"a": values("float32", (3,))})
     with pytest.raises(FormatError, match=message):
-        map_arrays(tmp_path / "f", dtypes)
+        mapped_arrays(tmp_path / "f", dtypes)
 
 
 def test_a_dtype_that_the_format_lacks_is_refused(tmp_path):
@@ -153,7 +158,7 @@ def test_a_header_above_the_limit_is_neither_written_nor_read(tmp_path, monkeypa
         file.write((MAX_HEADER_BYTES - 7).to_bytes(8, "little"))
         file.truncate(MAX_HEADER_BYTES + 64)
     with pytest.raises(FormatError, match=f"has a header of {MAX_HEADER_BYTES + 1} bytes, and"):
-        map_arrays(tmp_path / "large", {"a": "int8"})
+        mapped_arrays(tmp_path / "large", {"a": "int8"})
     monkeypatch.setattr(module, "MAX_HEADER_BYTES", 64)
     with pytest.raises(ValueError, match="must fit in 64 bytes, got 128 for 1 arrays; stack"):
         write_arrays(tmp_path / "f", {"a" * 50: values("int8", (3,))})

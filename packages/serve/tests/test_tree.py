@@ -10,7 +10,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_serve.arrays import map_arrays, write_arrays
+from dovetail_serve.arrays import map_arrays, places, write_arrays
 from dovetail_serve.tree import flatten
 
 W = np.random.default_rng(0).normal(size=(2, 3)).astype("float32")
@@ -170,7 +170,9 @@ def test_names_that_a_file_cannot_have_are_refused(tree, message):
 def test_other_names_survive_a_file(name, tmp_path):
     flat = flatten({"a": {name: W}, "__metadata__": {"b": W}})
     write_arrays(tmp_path / "f", flat.arrays)
-    mapped = map_arrays(tmp_path / "f", dict.fromkeys(flat.arrays, "float32"))
+    mapped = map_arrays(
+        tmp_path / "f", places(tmp_path / "f", dict.fromkeys(flat.arrays, "float32"))
+    )
     rebuilt = flat.rebuild(mapped)
     np.testing.assert_array_equal(rebuilt["a"][name], W)
 

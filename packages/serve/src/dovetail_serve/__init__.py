@@ -17,7 +17,7 @@
   sizes for a load
 - Serving: `Server` with `Batching` answers requests with `Answer`s, and has `Metadata` and
   `Statistics`
-- Errors: `BundleError`, `IntegrityError`, and `RequestError` with its kinds
+- Errors: `BundleError`, `IntegrityError`, `MemoryExceeded`, and `RequestError` with its kinds
 """
 
 from importlib.metadata import version as _version
@@ -27,6 +27,7 @@ from dovetail_serve.errors import (
     DeadlineExceeded,
     ExecutionError,
     IntegrityError,
+    MemoryExceeded,
     ModelNotFound,
     NotReady,
     QueueFull,
@@ -80,6 +81,7 @@ __all__ = [  # noqa: RUF022, by topic
     # Errors
     "BundleError",
     "IntegrityError",
+    "MemoryExceeded",
     "RequestError",
     "ModelNotFound",
     "NotReady",

@@ -1,13 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in a safetensors file: written in one pass, read as a memory map without a copy.
+"""Arrays in a safetensors file: written in one pass, then read or mapped.
 
 Arrays whose size is a multiple of 64 bytes come first, so that each of them begins at a multiple of
-64 bytes and JAX's CPU backend takes the map itself as its buffer. Other tools read the file; dtypes
+64 bytes and JAX's CPU backend takes a map itself as its buffer. Other tools read the file; dtypes
 that the format lacks (int4, float8_e4m3) are stored in others, and the manifest has the dtype.
 
 A file that shrinks under a map kills the process (SIGBUS), and one that is written to changes the
-weights of a running model. So files are made read-only.
+weights of a running model. So arrays are read unless the caller asks for a map, and files are made
+read-only.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -180,13 +181,29 @@ def stored(array: Leaf) -> np.ndarray:
 
 
 def unstored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns mapped values as an array of `dtype`: a copy for 4-bit integers, else the map."""
+    """Returns the values of a file as an array of `dtype`: a copy for 4-bit integers, else them."""
     target = jax.numpy.dtype(dtype)
     return values.astype(target) if dtype in _INTEGERS else values.view(target)
 
 
-def map_arrays(path: Path, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Maps a file's arrays into memory, read-only, with the dtypes of files.
+class Place(NamedTuple):
+    """The place of an array in a file.
+
+    Attributes:
+        start: Its first byte.
+        stop: Its end, exclusive.
+        dtype: The dtype that the file has.
+        shape: Sizes of its axes.
+    """
+
+    start: int
+    stop: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def places(path: Path, dtypes: Mapping[str, str]) -> dict[str, Place]:
+    """Returns the places of a file's arrays, in their order.
 
     Args:
         path: The file.
@@ -205,12 +222,39 @@ def map_arrays(path: Path, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
     header = _safetensors.read_header(path)
     if differing := sorted(header.tensors.keys() ^ dtypes.keys()):
         raise _safetensors.FormatError(f"has other arrays than the manifest: {differing[0]!r}")
-    data = np.memmap(path, np.uint8, "r")
-    mapped = {}
+    found = {}
     for name, tensor in header.tensors.items():
         dtype = stored_dtype(dtypes[name])
         if FORMAT_NAMES[dtype.name] != tensor.dtype:
             raise _safetensors.FormatError(f"tensor {name!r} is {tensor.dtype}, not {dtypes[name]}")
-        values = data[tensor.start : tensor.stop].view(dtype)
-        mapped[name] = np.asarray(values.reshape(tensor.shape))
-    return mapped
+        found[name] = Place(tensor.start, tensor.stop, dtype, tensor.shape)
+    return found
+
+
+def map_arrays(path: Path, by_name: Mapping[str, Place]) -> dict[str, np.ndarray]:
+    """Maps a file's arrays into memory, read-only, with the dtypes of files. Raises OSError."""
+    data = np.memmap(path, np.uint8, "r")
+    return {
+        name: np.asarray(data[place.start : place.stop].view(place.dtype).reshape(place.shape))
+        for name, place in by_name.items()
+    }
+
+
+def read_array(path: Path, place: Place) -> np.ndarray:
+    """Reads an array into memory that JAX's CPU backend takes as its buffer.
+
+    Raises FormatError if the file has become shorter, and OSError.
+    """
+    size = place.stop - place.start
+    data = np.empty(size + ALIGN_BYTES, np.uint8)
+    first = -data.ctypes.data % ALIGN_BYTES
+    data, done = data[first : first + size], 0
+    with open(path, "rb", buffering=0) as file:
+        file.seek(place.start)
+        while done < size:
+            count = file.readinto(data[done:].data)
+            if not count:
+                raise _safetensors.FormatError("was cut short while it was read")
+            done += count
+    data.flags.writeable = False
+    return data.view(place.dtype).reshape(place.shape)

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 
+# Read at a time. It stays in a core's cache until it is hashed.
+_CHUNK_BYTES = 256 << 10
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -34,6 +36,21 @@ def file_digest(path: Path) -> str:
     """Returns the digest of a file. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def range_digest(path: Path, start: int, stop: int) -> str:
+    """Returns the digest of the bytes of a file from `start` to `stop`, or to its end.
+
+    They are read and not mapped: a map of a file that is cut short meanwhile ends the process.
+    Raises OSError.
+    """
+    sha256, buffer = hashlib.sha256(), memoryview(bytearray(min(_CHUNK_BYTES, stop - start)))
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while start < stop and (size := file.readinto(buffer[: stop - start])):
+            sha256.update(buffer[:size])
+            start += size
+    return sha256.hexdigest()
 
 
 def on_all_cores(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

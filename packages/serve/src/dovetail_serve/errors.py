@@ -12,6 +12,10 @@ class BundleError(ValueError):
     exit_code = 3
 
 
+class MemoryExceeded(BundleError):
+    """A bundle whose weights do not fit in the memory that weights may have."""
+
+
 class IntegrityError(BundleError):
     """A bundle whose bytes differ from its digests. The message names the file and the array.
 

@@ -9,16 +9,17 @@ arrays are hashed on all cores, where one digest of the file would take one. Tha
 """
 
 import dataclasses
+import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from dovetail_serve._safetensors import FormatError
-from dovetail_serve.arrays import map_arrays, unstored
-from dovetail_serve.digest import array_digest, digest, file_digest, on_all_cores
+from dovetail_serve.arrays import Place, map_arrays, places, read_array, unstored
+from dovetail_serve.digest import array_digest, digest, file_digest, on_all_cores, range_digest
 from dovetail_serve.errors import BundleError, IntegrityError
 from dovetail_serve.manifest import (
     ASSETS,
@@ -30,7 +31,9 @@ from dovetail_serve.manifest import (
     Manifest,
     read_manifest,
 )
+from dovetail_serve.strays import stray
 
+_log = logging.getLogger("dovetail_serve")
 # Larger manifests are refused unread. An array takes 230 bytes, 300 if it is sharded, so this holds
 # 50,000 of them. Llama 3 405B has 1,137, and DeepSeek-V3 about 46,000 with each expert apart.
 # Hostile JSON takes up to 30 times its size in memory, here 0.5 GB.
@@ -79,25 +82,55 @@ class Folder:
             if name.startswith(f"{ASSETS}/")
         }
 
-    def arrays(self, file: str) -> dict[str, np.ndarray]:
-        """Maps the arrays of "weights.safetensors" or "golden.safetensors", read-only.
+    def arrays(
+        self,
+        file: str,
+        names: Iterable[str] | None = None,
+        *,
+        mapped: bool = False,
+        verify: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """Returns arrays of "weights.safetensors" or "golden.safetensors", read-only.
 
-        Raises IntegrityError if the file's header does not fit the manifest.
+        Args:
+            file: The file.
+            names: Names of the arrays; None for all.
+            mapped: Map the file. Then the process ends when it is cut short, and a write into it
+                changes the arrays. False reads it into memory.
+            verify: Compare what was read with the digests.
+
+        Raises:
+            IntegrityError: The file's header does not fit the manifest, or an array differs.
         """
-        entries = dict(array_entries(self.manifest, file))
-        return {k: unstored(v, entries[k].dtype) for k, v in self.stored_arrays(file).items()}
+        entries, path = dict(array_entries(self.manifest, file)), self.path / file
+        by_name = self.places(file)
+        names = [*by_name] if names is None else [*names]
+        if mapped:
+            arrays = map_arrays(path, {name: by_name[name] for name in names})
+            return {name: unstored(arrays[name], entries[name].dtype) for name in names}
 
-    def stored_arrays(self, file: str) -> dict[str, np.ndarray]:
-        """Maps the arrays with the dtypes that their file has: int4 as int8. Raises as `arrays`."""
+        def read(name: str) -> np.ndarray:
+            try:
+                values = read_array(path, by_name[name])
+            except FormatError as error:
+                raise _damaged(self.path, file, str(error), name) from error
+            if verify and array_digest(values) != entries[name].sha256:
+                raise _damaged(self.path, file, _differs(name), name)
+            return unstored(values, entries[name].dtype)
+
+        return dict(zip(names, on_all_cores(read, names), strict=True))
+
+    def places(self, file: str) -> dict[str, Place]:
+        """Returns the places of a file's arrays. Raises IntegrityError as `arrays`."""
         entries = dict(array_entries(self.manifest, file))
         try:
-            arrays = map_arrays(self.path / file, {k: e.dtype for k, e in entries.items()})
+            by_name = places(self.path / file, {k: e.dtype for k, e in entries.items()})
         except FormatError as error:
             raise _damaged(self.path, file, str(error)) from error
         for name, entry in entries.items():
-            if arrays[name].shape != entry.shape:
+            if by_name[name].shape != entry.shape:
                 raise _damaged(self.path, file, f"array {name!r} has another shape", array=name)
-        return arrays
+        return by_name
 
     def read(self, file: str) -> bytes:
         """Returns the bytes of a file after comparing them with its digest.
@@ -187,56 +220,55 @@ def checksums(manifest: Manifest, text: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Region:
-    """Bytes with a digest of their own: a file, or an array of one."""
+    """Bytes of a file with a digest of their own: a whole file, or an array of one."""
 
     file: str
     array: str | None
-    source: Path | np.ndarray
-    bytes: int
+    start: int
+    stop: int
     sha256: str
 
-    def intact(self) -> bool:
-        if isinstance(self.source, Path):
-            return file_digest(self.source) == self.sha256
-        return array_digest(self.source) == self.sha256
 
+def verify_folder(folder: Folder, *, without: Collection[str] = ()) -> Report:
+    """Compares every byte with the digests. Raises IntegrityError for the first that differs.
 
-def verify_folder(folder: Folder) -> Report:
-    """Compares every byte with the digests. Raises IntegrityError for the first that differs."""
-    regions = []
+    Args:
+        folder: The bundle.
+        without: Names of weights that are left out, since they are compared when they are read.
+    """
+    regions, hashed = [], 0
     for file in (WEIGHTS, GOLDEN):
-        arrays = folder.stored_arrays(file)
-        entry = folder.manifest.files[file]
-        with open(folder.path / file, "rb") as opened:
-            header = opened.read(entry.bytes - sum(array.nbytes for array in arrays.values()))
-        if digest(header) != entry.header:
+        by_name = folder.places(file)
+        header_bytes = min((place.start for place in by_name.values()), default=0)
+        header_bytes = header_bytes or folder.manifest.files[file].bytes
+        if range_digest(folder.path / file, 0, header_bytes) != folder.manifest.files[file].header:
             raise _damaged(folder.path, file, "its header differs from its digest")
-        for name, array_entry in array_entries(folder.manifest, file):
-            array = arrays[name]
-            regions.append(
-                _Region(
-                    file=file,
-                    array=name,
-                    source=array,
-                    bytes=array.nbytes,
-                    sha256=array_entry.sha256,
+        for name, entry in array_entries(folder.manifest, file):
+            hashed += 1
+            if file == GOLDEN or name not in without:
+                start, stop = by_name[name].start, by_name[name].stop
+                regions.append(
+                    _Region(file=file, array=name, start=start, stop=stop, sha256=entry.sha256)
                 )
-            )
-    hashed = len(regions)
     for file, entry in folder.manifest.files.items():
         if file not in (WEIGHTS, GOLDEN):
-            path = folder.path / file
             regions.append(
-                _Region(file=file, array=None, source=path, bytes=entry.bytes, sha256=entry.sha256)
+                _Region(file=file, array=None, start=0, stop=entry.bytes, sha256=entry.sha256)
             )
     # The largest first, so that no core is left with a large array while the others idle.
-    regions.sort(key=lambda region: -region.bytes)
-    for region, intact in zip(regions, on_all_cores(_Region.intact, regions), strict=True):
-        if not intact:
-            subject = (
-                "its bytes differ" if region.array is None else f"array {region.array!r} differs"
+    regions.sort(key=lambda region: region.start - region.stop)
+
+    def computed(region: _Region) -> str:
+        return range_digest(folder.path / region.file, region.start, region.stop)
+
+    for region, sha256 in zip(regions, on_all_cores(computed, regions), strict=True):
+        if sha256 != region.sha256:
+            reason = (
+                "its bytes differ from the digest"
+                if region.array is None
+                else _differs(region.array)
             )
-            raise _damaged(folder.path, region.file, f"{subject} from the digest", region.array)
+            raise _damaged(folder.path, region.file, reason, region.array)
     return Report(
         digest=folder.digest,
         files=len(folder.manifest.files) + 2,
@@ -267,13 +299,26 @@ def _check_listing(path: Path, manifest: Manifest) -> None:
             for item in items:
                 name = item.name if folder == "." else f"{folder}/{item.name}"
                 present[name] = item.stat(follow_symlinks=False)
+    strays: dict[str, str] = {}
     for name in sorted(present.keys() - manifest.files.keys() - folders - {MANIFEST, SUMS}):
-        raise _damaged(path, _printable(name), f"{MANIFEST} does not list it", mend="delete it")
+        kind = stray(name.rpartition("/")[2])
+        if kind is None:
+            raise _damaged(path, _printable(name), f"{MANIFEST} does not list it", mend="delete it")
+        strays[_printable(name)] = kind
     for name, entry in manifest.files.items():
+        # A temporary file tells how it came to that.
+        base = name.rpartition("/")[2]
+        beside = "".join(f"; {s} is {kind}" for s, kind in strays.items() if base in s)
         if name not in present or not stat.S_ISREG(present[name].st_mode):
-            raise _damaged(path, name, "it must be a file, and is missing or a link")
+            raise _damaged(path, name, f"it must be a file, and is missing or a link{beside}")
         if (size := present[name].st_size) != entry.bytes:
-            raise _damaged(path, name, f"it has {size} bytes, not {entry.bytes}")
+            raise _damaged(path, name, f"it has {size} bytes, not {entry.bytes}{beside}")
+    for name, kind in strays.items():
+        _log.warning("ignored path=%s reason=it is %s", path / name, kind)
+
+
+def _differs(array: str) -> str:
+    return f"array {array!r} differs from the digest"
 
 
 def _is(path: Path, kind: Callable[[int], bool]) -> bool:

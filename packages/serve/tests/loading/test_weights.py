@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Weights are maps of their file on CPUs, are shared between models, and are checked in memory."""
+"""Weights are read or mapped, are shared between models, and are checked in memory."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def mapped(file):
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/self/maps")
 def test_on_a_cpu_the_map_is_the_buffer(tmp_path):
     save(tmp_path / "1")
-    arrays = on_devices(load(tmp_path / "1"))
+    arrays = on_devices(load(tmp_path / "1", map_weights=True))
     ranges = mapped(tmp_path / "1" / WEIGHTS)
     assert any(start <= arrays["kernel"].unsafe_buffer_pointer() < stop for start, stop in ranges)
 
@@ -126,7 +126,7 @@ def test_layouts_are_applied_and_visible(tmp_path):
 @pytest.mark.thorough
 def test_damage_in_memory_is_named(tmp_path):
     testing.save_mlp(tmp_path / "1", widths=(16, 8, 4), batch_sizes=(1,))
-    model = load(tmp_path / "1")
+    model = load(tmp_path / "1", map_weights=True)
     assert model.verify() == 2
     name = "layers.1.kernel"
     value = np.asarray(on_devices(model)[name]).copy()

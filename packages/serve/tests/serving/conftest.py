@@ -183,7 +183,7 @@ class Loads:
         self.shared.append([model.digest for model in loaded])
         self.entered.set()
         assert self.gate.wait(WAIT_S)
-        return load(path)
+        return load(path, map_weights=True)
 
     @contextlib.asynccontextmanager
     async def held(self):
@@ -208,7 +208,7 @@ class Held:
         self.gate.set()
 
     def __call__(self, path, loaded):
-        model = load(path)
+        model = load(path, map_weights=True)
         if not self._loaded:
             self._loaded = True
             run = model.execute

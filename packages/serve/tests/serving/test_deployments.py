@@ -75,7 +75,7 @@ def answer(repository, version=None):
 
 
 def sharing(path, loaded):
-    return load(path, share=loaded)
+    return load(path, share=loaded, map_weights=True)
 
 
 @pytest.fixture

@@ -16,18 +16,19 @@ from dovetail_serve.golden import SelfTest
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.call import call_rows, read_only
 from dovetail_serve.loading.check import check_inputs, check_results
+from dovetail_serve.loading.memory import WeightMemory
 from dovetail_serve.loading.programs import check_requirements, compile_program, options_of
 from dovetail_serve.loading.self_test import Programs, compiled
 from dovetail_serve.loading.weights import (
     formats,
+    load_weights,
     mesh_on,
-    place,
     shardings,
     share_keys,
     unconverted,
     verify_weights,
 )
-from dovetail_serve.manifest import GOLDEN, WEIGHTS, Manifest
+from dovetail_serve.manifest import GOLDEN, Manifest
 from dovetail_serve.types import Array, HostCall, HostFunction, Signature
 
 Verify = Literal["full", "files", "none"]
@@ -58,12 +59,13 @@ def load(
     functions: Mapping[str, HostCall] | None = None,
     share: Sequence["Model"] = (),
     sidecar: bool = True,
+    map_weights: bool = False,
+    memory: WeightMemory | None = None,
 ) -> "Model":
     """Loads a bundle onto this machine's devices.
 
-    On CPUs weights are the map of their file, so the file must stay as it is while the model is in
-    use. Write a new version beside it and never into it. The directory may be renamed or deleted,
-    unless a host function reads assets from it.
+    Weights are read into memory. The directory may then be changed, renamed or deleted, unless a
+    host function reads assets from it.
 
     Args:
         path: The directory of the bundle. A link is followed once, and may then be moved.
@@ -77,6 +79,11 @@ def load(
             devices are used and not loaded again.
         sidecar: Use the programs of `precompile` on this machine, and compile the
             others. False compiles all.
+        map_weights: On CPUs, take the map of their file for the weights. It needs no memory of its
+            own, and the file must stay as it is while the model is in use: cut short, it ends this
+            process (SIGBUS), and a write into it changes the answers.
+        memory: Bounds the weights in memory of several models, as that of a server. Default: 75% of
+            this machine's for this model alone.
 
     Returns:
         The model. Call it with arrays by name.
@@ -86,6 +93,7 @@ def load(
         BundleError: It cannot be used here: another platform, a newer producer, too few devices.
         IntegrityError: A byte or a result of the example differs, or the bundle was replaced
             meanwhile.
+        MemoryExceeded: The weights do not fit in memory.
         TypeError: `devices` is a single device.
         ValueError: A host function is missing, `devices` is empty, or `verify` is none of the
             three.
@@ -110,10 +118,18 @@ def load(
         raise ValueError("devices must not be empty, got devices=[]; leave it out for JAX's own")
     folder = open_bundle(path)
     check_requirements(folder.manifest)
-    if verify != "none":
-        verify_folder(folder)
-    model = Model(folder, devices=devices, functions=functions or {}, share=share, sidecar=sidecar)
-    folder.check_same()
+    try:
+        model = Model(
+            folder,
+            devices=devices,
+            functions=functions or {},
+            share=share,
+            sidecar=sidecar,
+            verify=verify != "none",
+            memory=None if map_weights else memory or WeightMemory(),
+        )
+    finally:
+        folder.check_same()  # the bytes of another bundle are no damage
     if verify == "full":
         model._prove()
     return model
@@ -125,9 +141,11 @@ class Model:
     `load` makes it.
 
     Args:
-        folder: The verified bundle.
+        folder: The bundle.
         devices: Candidates; an attribute with the devices in use.
         functions, share, sidecar: As in `load`.
+        verify: Compare every byte with its digest.
+        memory: Counts the bytes of the weights; None to map them.
 
     Attributes:
         manifest: The manifest of the bundle.
@@ -137,6 +155,7 @@ class Model:
             axis.
         platform: Name of its platform.
         assets: Paths of the files for host functions, by name.
+        maps_weights: Whether weights may be the map of their file.
     """
 
     def __init__(
@@ -147,6 +166,8 @@ class Model:
         functions: Mapping[str, HostCall],
         share: Sequence["Model"] = (),
         sidecar: bool = False,
+        verify: bool = True,
+        memory: WeightMemory | None = None,
     ) -> None:
         manifest = folder.manifest
         self.manifest: Manifest = manifest
@@ -157,11 +178,6 @@ class Model:
         self.assets = folder.assets
         self._before = _function(manifest.before, functions)
         self._after = _function(manifest.after, functions)
-        # In memory: sizes are compiled when they are first called, and the directory may be gone.
-        self._folder = folder.hold(
-            program.file for program in manifest.programs if self.platform in program.platforms
-        )
-        self._golden = folder.arrays(GOLDEN)
         self._target = manifest.platform(self.platform)
         mesh = mesh_on(manifest, devices)
         self.devices = list(devices[:1]) if mesh is None else list(mesh.devices.flat)
@@ -173,14 +189,17 @@ class Model:
             for model in share
             for name, array in model._weights.items()
         }
+        self.maps_weights = memory is None and self.platform == "cpu"
+        taken = {n: shared[key] for n, key in self._share_keys.items() if key in shared}
         with options_of(manifest):
-            self._weights = place(
-                folder.arrays(WEIGHTS),
-                self._formats,
-                self._target,
-                shared=shared,
-                keys=self._share_keys,
+            self._weights = load_weights(
+                folder, self._formats, self._target, taken=taken, verify=verify, memory=memory
             )
+        # In memory: sizes are compiled when they are first called, and the directory may be gone.
+        self._folder = folder.hold(
+            program.file for program in manifest.programs if self.platform in program.platforms
+        )
+        self._golden = folder.arrays(GOLDEN, verify=verify)
         self._sidecar = sidecar
         self._compiled: dict[int | None, Any] = {}
         self._precompiled: set[int | None] = set()
@@ -353,7 +372,7 @@ class Model:
 
     @property
     def unconverted(self) -> dict[str, jax.Array]:
-        """Weights with the dtype of their file. On a CPU they may be its map."""
+        """Weights with the dtype of their file, which are its map if `maps_weights`."""
         return unconverted(self._weights, self.manifest.weights)
 
     def shares(self, other: "Model") -> bool:

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a bundle on devices: mapped on CPUs, copied elsewhere, sharded over a mesh."""
+"""Weights of a bundle on devices: read into memory or mapped, sharded over a mesh."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,13 @@ from dovetail_serve._compat import Format, Layout
 from dovetail_serve.arrays import SUB_BYTE, converted, stored
 from dovetail_serve.digest import array_digest, on_all_cores
 from dovetail_serve.errors import BundleError, IntegrityError
+from dovetail_serve.folder import Folder, verify_folder
+from dovetail_serve.loading.memory import WeightMemory
 from dovetail_serve.manifest import WEIGHTS, ArrayEntry, Manifest
 from dovetail_serve.types import Platform
 
+# Host memory of a load onto an accelerator. Enough arrays for all cores to hash.
+_GROUP_BYTES = 1 << 30
 # What two loaded arrays have in common if one can take the place of the other: digest, dtype and
 # shape in the file, dtype on the device, placement.
 ShareKey = tuple[Any, ...]
@@ -89,36 +93,72 @@ def share_keys(
     }
 
 
-def place(
-    arrays: Mapping[str, np.ndarray],
+def load_weights(
+    folder: Folder,
     formats: Mapping[str, Sharding | Format],
     platform: Platform,
     *,
-    shared: Mapping[ShareKey, jax.Array],
-    keys: Mapping[str, ShareKey],
+    taken: Mapping[str, jax.Array],
+    verify: bool,
+    memory: WeightMemory | None,
 ) -> dict[str, jax.Array]:
-    """Puts weights on their devices, converted to the platform's dtype.
-
-    On a CPU without layout or conversion, the map of the file itself is the buffer.
+    """Verifies a bundle and puts its weights on their devices, in the platform's dtype.
 
     Args:
-        arrays: Mapped arrays by name.
-        formats: Their placement.
+        folder: The bundle.
+        formats: Placement of each weight.
         platform: The platform, with the dtype of its weights.
-        shared: Arrays of other models, taken instead of loading them again.
-        keys: The keys of `arrays` in `shared`.
+        taken: Arrays of other models, in place of weights.
+        verify: Compare every byte of the bundle with its digest: weights after they were read.
+        memory: Counts the bytes that stay in host memory; None to map the weights.
 
     Returns:
-        Arrays on the devices. The transfers have ended.
+        Arrays on the devices, by name. The transfers have ended.
+
+    Raises:
+        IntegrityError: A byte differs.
+        MemoryExceeded: The weights do not fit in memory.
     """
-    placed = {}
-    for name, array in arrays.items():
-        if keys[name] in shared:
-            placed[name] = shared[keys[name]]
-            continue
-        values = array.astype(converted(array.dtype, platform.weights), copy=False)
-        placed[name] = _put(values, formats[name])
-    return jax.block_until_ready(placed)
+    sizes = {
+        name: place.stop - place.start
+        for name, place in folder.places(WEIGHTS).items()
+        if name not in taken
+    }
+    held = sum(sizes.values()) if memory and platform.name == "cpu" else 0
+    if memory:
+        memory.reserve(held)
+    try:
+        if verify:
+            verify_folder(folder, without=sizes if memory else ())
+        options: dict[str, bool] = {"mapped": not memory, "verify": verify and memory is not None}
+        placed = {}
+        for names in _groups(sizes):
+            for name, array in folder.arrays(WEIGHTS, names, **options).items():
+                values = array.astype(converted(array.dtype, platform.weights), copy=False)
+                placed[name] = _put(values, formats[name])
+            jax.block_until_ready(placed)
+    except BaseException:
+        if memory:
+            memory.release(held)
+        raise
+    if memory and held:
+        memory.release_with((placed[name], size) for name, size in sizes.items())
+    return {
+        name: taken[name] if name in taken else placed[name] for name in folder.manifest.weights
+    }
+
+
+def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yields names of arrays that have up to `_GROUP_BYTES` together, or of one that has more."""
+    names, total = [], 0
+    for name, size in sizes.items():
+        if names and total + size > _GROUP_BYTES:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    if names:
+        yield names
 
 
 def _put(values: np.ndarray, place: Sharding | Format) -> jax.Array:

@@ -37,6 +37,7 @@ def load_program(
         devices=devices,
         functions=dict.fromkeys(names, _absent),
         sidecar=sidecar,
+        map_weights=True,  # for a short while, and a verification needs no memory for all of them
     )
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damage to the weights of a version in use, by writing into their file.
 
-On CPUs the weights are a map of the file, so whoever writes into it changes the answers. A rename,
-as `Bundle.save` makes it, leaves the mapped file alone. Weights on accelerators, and those that the
-platform converts, are copies and cannot be damaged this way.
+With `map_weights`, on CPUs, the weights are a map of the file, so whoever writes into it changes
+the answers. A rename, as `Bundle.save` makes it, leaves the mapped file alone. Weights that were
+read, those on accelerators, and those that the platform converts cannot be damaged this way.
 """
 
 from dovetail_serve.errors import IntegrityError
@@ -31,7 +31,7 @@ def check_weights(model: Model, before: Fingerprint, after: Fingerprint) -> None
     Raises:
         IntegrityError: An array differs, or cannot be read because the file is too short.
     """
-    mapped = model.unconverted if model.platform == "cpu" else {}
+    mapped = model.unconverted if model.maps_weights else {}
     if not mapped or not written(before, after):
         return
     old, new = _weights(before), _weights(after)

@@ -15,7 +15,7 @@ def test_a_model_is_known_and_loading_until_its_versions_are_listed(version):
     with pytest.raises(NotReady, match="which is loading; send the request again later") as error:
         served.route(version)
     assert f"version={version or 'latest'!r} of 'mlp'" in str(error.value)
-    served.listed([], ())
+    served.listed({}, ())
     assert not served.known
     with pytest.raises(ModelNotFound, match="must be one that the server loads"):
         served.route(version)

@@ -6,6 +6,9 @@ A version whose files changed, but whose digest is the one that is loaded, is ve
 loaded again. If its weights were changed in memory too, it is withdrawn, and the requests in its
 queue are refused.
 
+A version that fails while its files change may be a copy in progress. If there is polling, it is
+tried again when they are the same in two passes, and only then has it failed.
+
 A failed version is tried again when its files change. Damage lasts until then. An error of the
 machine may pass before: descriptors, memory or a file server come back. So after one of those, the
 version is tried again too, at growing intervals.
@@ -19,6 +22,7 @@ import logging
 import math
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -27,13 +31,14 @@ from typing import Any, TypeVar
 from jax.errors import JaxRuntimeError
 
 from dovetail_serve.digest import file_digest
-from dovetail_serve.errors import BundleError, IntegrityError
+from dovetail_serve.errors import BundleError, IntegrityError, MemoryExceeded
+from dovetail_serve.garbage import collect_unless_gone, freeze
 from dovetail_serve.loading.model import Model, verify
 from dovetail_serve.manifest import MANIFEST
 from dovetail_serve.serving.batcher import Batcher
 from dovetail_serve.serving.damage import check_weights, written
 from dovetail_serve.serving.scan import Fingerprint
-from dovetail_serve.serving.served import Deployment, Failure, ServedModel
+from dovetail_serve.serving.served import Deployment, Failure, ServedModel, Settling
 from dovetail_serve.serving.statistics import Recorder
 
 Result = TypeVar("Result")
@@ -42,6 +47,10 @@ Fingerprints = Mapping[int, Fingerprint]
 # Seconds from a failed load to the next one, after an error that may pass; doubled each time. Loads
 # of a large model take minutes of the disk and the compiler.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
+
+# Seconds from the end of a version to a look whether its model has gone. Tasks and threads let go
+# of it just after its last answer.
+COLLECT_AFTER_S = 1.0
 
 _log = logging.getLogger("dovetail_serve")
 
@@ -55,6 +64,7 @@ class Deployments:
             on a thread.
         batcher: Makes the batcher of a loaded model, with the name and the version's counts.
         threads: Does the work on files.
+        polls: Whether passes follow, so that a version may wait for its files.
     """
 
     def __init__(
@@ -64,8 +74,10 @@ class Deployments:
         load: Callable[[Path, Sequence[Model]], Model],
         batcher: Callable[[str, Model, Recorder], Batcher],
         threads: Executor,
+        polls: bool,
     ) -> None:
         self._root, self._load, self._batcher, self._threads = root, load, batcher, threads
+        self._polls = polls
         self._draining: set[asyncio.Task[None]] = set()
 
     async def update(
@@ -86,8 +98,15 @@ class Deployments:
             asked: Time of an explicit order, which tries failed versions again.
         """
         now = time.monotonic()  # of the pass: no version fails in it for ever
-        while outdated := [v for v in versions if _outdated(served, v, files, asked, now)]:
-            await self._bring_up(served, outdated[-1], files)
+        ordered = asked is not None
+        while outdated := [
+            version
+            for version in versions
+            if (ordered or version not in served.changing)
+            and _outdated(served, version, files, asked, now)
+        ]:
+            settled = ordered or outdated[-1] in served.settling or not self._polls
+            await self._bring_up(served, outdated[-1], files, settled=settled)
 
     def retire(
         self, served: ServedModel, version: int, grace_s: float | None = None
@@ -114,8 +133,17 @@ class Deployments:
                 self._drain(served, deployment, grace_s)
         await asyncio.gather(*self._draining)
 
-    async def _bring_up(self, served: ServedModel, version: int, files: Fingerprints) -> None:
-        """Loads a version, warms it up and routes requests to it; or notes why not."""
+    async def _bring_up(
+        self, served: ServedModel, version: int, files: Fingerprints, *, settled: bool
+    ) -> None:
+        """Loads a version, warms it up and routes requests to it; or notes why not.
+
+        Args:
+            served: The model.
+            version: The version.
+            files: Fingerprint of each version in the repository.
+            settled: Its files are the same as in the last pass, or no pass follows.
+        """
         began, start = time.monotonic(), time.perf_counter()
         recorder = served.recorder(version)
         served.loading.add(version)
@@ -123,6 +151,12 @@ class Deployments:
             deployment = await self._deployment(served, version, files)
         # Whatever a bundle or a device raises: the others go on, and the index has the reason.
         except Exception as error:
+            if version in served.ready:
+                await self._withdraw_damaged(served, served.ready[version], files.get(version, ()))
+            if not settled and isinstance(error, BundleError | FileNotFoundError):
+                self._wait_for_files(served, version, files.get(version, ()), error)
+                return
+            served.settling.pop(version, None)
             recorder.failed_loads += 1
             _log.error(
                 "failed model=%s version=%d seconds=%.3f reason=%s%s",
@@ -136,15 +170,15 @@ class Deployments:
                 again_at=time.monotonic() + wait_s,
                 wait_s=wait_s,
             )
-            if version in served.ready:
-                await self._withdraw_damaged(served, served.ready[version], files.get(version, ()))
             return
         finally:
             served.loading.discard(version)
+        served.settling.pop(version, None)
         if deployment is None:
             return
         recorder.loads += 1
         replaced = served.install(version, deployment)
+        freeze()
         _log.info(
             "%s model=%s version=%d digest=%s seconds=%.3f",
             *("swapped" if replaced else "loaded", served.name, version),
@@ -153,6 +187,16 @@ class Deployments:
         if replaced is not None:
             damaged = await self._withdraw_damaged(served, replaced, files.get(version, ()))
             self._drain(served, replaced, 0.0 if damaged else None)
+
+    def _wait_for_files(
+        self, served: ServedModel, version: int, files: Fingerprint, error: Exception
+    ) -> None:
+        file = error.file if isinstance(error, IntegrityError) else MANIFEST
+        reason = f"its files may still be on their way: {file} is not as its digests say"
+        served.failures.pop(version, None)
+        served.settling[version] = Settling(files, reason)
+        served.changing.add(version)
+        _log.info("waiting model=%s version=%d reason=%s", served.name, version, reason)
 
     async def _deployment(
         self, served: ServedModel, version: int, by_version: Fingerprints
@@ -164,7 +208,7 @@ class Deployments:
             await self._on_thread(_digest, path)  # raises the reason why it cannot be read
         current = served.ready.get(version)
         if current and files and await self._on_thread(_digest, path) == current.model.digest:
-            # On CPUs the files are the weights in use, so a change of theirs must not stay unseen.
+            # Mapped files are the weights in use, so a change of theirs must not stay unseen.
             await self._on_thread(verify, path)
             current.fingerprint = files
             served.failures.pop(version, None)
@@ -172,7 +216,8 @@ class Deployments:
         loaded = [
             deployment.model
             for number, deployment in served.ready.items()
-            if not written(deployment.fingerprint, by_version.get(number, ()))
+            if not deployment.model.maps_weights
+            or not written(deployment.fingerprint, by_version.get(number, ()))
         ]
         model = await self._on_thread(self._load, path, loaded)
         recorder = served.recorder(version)
@@ -243,6 +288,8 @@ class Deployments:
             *(served.name, deployment.version, deployment.model.digest),
             time.perf_counter() - start,
         )
+        model = weakref.ref(deployment.model)
+        asyncio.get_running_loop().call_later(COLLECT_AFTER_S, collect_unless_gone, model)
 
     def _on_thread(self, work: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -267,7 +314,7 @@ def _outdated(
 
 def _wait_s(error: Exception, last: Failure | None) -> float:
     """Returns the seconds to the next attempt; infinite for an error that lasts."""
-    if not isinstance(error, OSError | MemoryError | JaxRuntimeError):
+    if not isinstance(error, OSError | MemoryError | MemoryExceeded | JaxRuntimeError):
         return math.inf
     if last is None or math.isinf(last.wait_s):
         return FIRST_WAIT_S

@@ -72,7 +72,9 @@ class Repository:
         # Another thread: listings must not wait for loads, which can take minutes.
         self._listings = ThreadPoolExecutor(1, "dovetail-serve-list")
         self._root = Root(root, self._listings)
-        self._deployments = Deployments(root, load=load, batcher=batcher, threads=self._threads)
+        self._deployments = Deployments(
+            root, load=load, batcher=batcher, threads=self._threads, polls=poll_s > 0
+        )
         self._unreadable = ""
         self._closed = False
         self.accepting = False

@@ -9,7 +9,8 @@ replaced version leaves the routes first and is drained afterwards.
 import asyncio
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from dovetail_serve._patterns import near
 from dovetail_serve.errors import ModelNotFound, NotReady, RequestError
@@ -28,8 +29,8 @@ class VersionState:
         name: Name of the model.
         version: Name of the version; empty for a model whose directory cannot be read.
         state: "LOADING", "READY" or "UNAVAILABLE".
-        reason: Why it is unavailable. For a ready version, why the bundle meant to replace it
-            in its directory was refused. Empty otherwise.
+        reason: Why it is unavailable, or waits for its files. For a ready version, why the bundle
+            meant to replace it in its directory was refused, or waits. Empty otherwise.
         digest: Digest of the loaded bundle; empty if there is none.
         provenance: Texts of the exporter, such as the digest of a training checkpoint.
     """
@@ -80,6 +81,18 @@ class Failure:
     wait_s: float = math.inf
 
 
+class Settling(NamedTuple):
+    """A version that failed to load when its files had just changed.
+
+    Attributes:
+        fingerprint: Its files in the last pass. It is tried again once they are the same in two.
+        reason: Why it waits.
+    """
+
+    fingerprint: Fingerprint
+    reason: str
+
+
 class ServedModel:
     """The versions of one model.
 
@@ -91,6 +104,8 @@ class ServedModel:
         ready: Deployments by version.
         loading: Versions in the process of loading.
         failures: The last failed attempt of a version.
+        settling: Versions whose files may be on their way still.
+        changing: Those of them whose files have changed since the pass before this one.
         draining: Withdrawn deployments with requests left.
         unloaded: Whether `unload` was the last order.
         required: Whether the server's readiness depends on it.
@@ -105,6 +120,8 @@ class ServedModel:
         self.ready: dict[int, Deployment] = {}
         self.loading: set[int] = set()
         self.failures: dict[int, Failure] = {}
+        self.settling: dict[int, Settling] = {}
+        self.changing: set[int] = set()
         self.draining: set[Deployment] = set()
         self.unloaded = False
         self.required = False
@@ -125,16 +142,24 @@ class ServedModel:
         """Whether it should serve, and no version does."""
         return bool(self.wanted or self.unreadable) and not (self.unloaded or self.ready)
 
-    def listed(self, available: Iterable[int], wanted: tuple[int, ...]) -> None:
-        """Notes the versions in the repository and those to load."""
-        self.available, self.wanted, self._looked = tuple(sorted(available)), wanted, True
+    def listed(self, files: Mapping[int, Fingerprint], wanted: tuple[int, ...]) -> None:
+        """Notes the versions in the repository, by their files, and those to load."""
+        self.available, self.wanted, self._looked = tuple(sorted(files)), wanted, True
         self.unreadable = ""
+        last = {version: waits.fingerprint for version, waits in self.settling.items()}
+        self.changing = {v for v in last if last[v] != files.get(v, ())}
+        for version in self.changing:
+            self.settling[version] = self.settling[version]._replace(
+                fingerprint=files.get(version, ())
+            )
 
     def settled(self, wanted: tuple[int, ...]) -> None:
         """Notes the versions to load at the end of a pass, and forgets the failures of others."""
         self.wanted = wanted
         for version in self.failures.keys() - set(wanted):
             del self.failures[version]
+        for version in self.settling.keys() - set(wanted):
+            del self.settling[version]
 
     def route(self, version: str | None) -> Deployment:
         """Returns the deployment of a version or label; the latest for None.
@@ -153,6 +178,7 @@ class ServedModel:
             self.draining.add(replaced)
         self.ready[version] = deployment
         self.failures.pop(version, None)
+        self.settling.pop(version, None)
         self._reroute()
         return replaced
 
@@ -204,6 +230,8 @@ class ServedModel:
     def _state(self, version: int, policy: str) -> VersionState:
         failure = self.failures.get(version)
         reason = str(failure.error) if failure else ""
+        if version in self.settling:
+            reason = self.settling[version].reason
         deployment = self.ready.get(version)
         if deployment is not None:
             return VersionState(
@@ -220,8 +248,10 @@ class ServedModel:
             reason = "unloaded"
         elif version not in self.wanted:
             reason = f"versions={policy} does not choose it"
-        elif not reason:
-            return VersionState(name=self.name, version=str(version), state="LOADING")
+        elif not reason or version in self.settling:
+            return VersionState(
+                name=self.name, version=str(version), state="LOADING", reason=reason
+            )
         return VersionState(
             name=self.name, version=str(version), state="UNAVAILABLE", reason=reason
         )

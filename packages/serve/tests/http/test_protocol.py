@@ -8,7 +8,7 @@ import random
 import pytest
 
 from dovetail_serve import Batching
-from dovetail_serve.http.protocol import Limits
+from dovetail_serve.http.limits import Limits
 
 POST = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: a\r\n"
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -13,11 +13,21 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from dovetail_serve.http import protocol as protocol_module
-from dovetail_serve.http.protocol import Limits, limited
+from dovetail_serve.http.limits import Limits
+from dovetail_serve.http.protocol import limited
 
 POST = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: a\r\n"
-GET = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 PAGE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+BUSY = POST + b"Content-Length: 9\r\n\r\n"
+
+
+def occupy(served, client):
+    """Makes a connection wait for a body. It gives way to no other."""
+    before = len(served.web._server.server_state.tasks)
+    client.sendall(BUSY)
+    served.until(lambda: len(served.web._server.server_state.tasks) > before)
 
 
 def status_of(client):
@@ -150,9 +160,9 @@ def test_connections_have_a_limit(exported, serving):
     with serving(exported[0], http={"limits": Limits(connections=2)}) as served:
         with served.connect() as first, served.connect() as second:
             for client in (first, second):
-                client.sendall(GET)
-                assert client.recv(12) == b"HTTP/1.1 200"
+                occupy(served, client)
             with served.connect() as client:
+                client.sendall(PAGE)
                 answer = client.makefile("rb").read()
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1" in answer
@@ -177,9 +187,7 @@ def test_a_client_that_is_still_sending_reads_the_refusal(exported, serving, ref
         contextlib.ExitStack() as stack,
     ):
         if status == 503:
-            first = stack.enter_context(served.connect())
-            first.sendall(GET)
-            assert first.recv(12) == b"HTTP/1.1 200"
+            occupy(served, stack.enter_context(served.connect()))
         client = stack.enter_context(served.connect())
         client.sendall(head + length + body)
         assert status_of(client) == status
@@ -203,10 +211,10 @@ def test_refused_connections_have_a_limit_too(exported, serving, monkeypatch):
     with serving(exported[0], http={"limits": Limits(connections=1)}) as served:
         connections = served.web._server.server_state.connections
         with contextlib.ExitStack() as stack:
-            first, *others = [stack.enter_context(served.connect()) for _ in range(4)]
-            first.sendall(GET)
-            assert first.recv(12) == b"HTTP/1.1 200"
-            for client in others:
+            occupy(served, stack.enter_context(served.connect()))
+            for _ in range(3):
+                client = stack.enter_context(served.connect())
+                client.sendall(PAGE)
                 assert status_of(client) == 503
             served.until(lambda: len(connections) == 2)
         served.until(lambda: not connections)
@@ -220,9 +228,9 @@ def test_refused_connections_do_not_keep_clients_out(exported, serving, monkeypa
         for _ in range(2):  # the place of a refused connection is free again after its end
             with contextlib.ExitStack() as stack:
                 with served.connect() as first:
-                    first.sendall(GET)
-                    assert first.recv(12) == b"HTTP/1.1 200"
+                    occupy(served, first)
                     refused = stack.enter_context(served.connect())
+                    refused.sendall(PAGE)
                     assert status_of(refused) == 503
                 served.until(lambda: connections == lingering)
                 assert len(lingering) == 1

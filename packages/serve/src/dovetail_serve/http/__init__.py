@@ -8,8 +8,8 @@
 
 from dovetail_serve.http import _extras as _extras  # first: it says what to install
 from dovetail_serve.http.asgi import app
+from dovetail_serve.http.limits import Limits
 from dovetail_serve.http.listen import HttpServer
-from dovetail_serve.http.protocol import Limits
 from dovetail_serve.http.run import run, start_http
 
 __all__ = ["HttpServer", "Limits", "app", "run", "start_http"]

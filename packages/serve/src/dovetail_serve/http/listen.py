@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 
 from dovetail_serve.http.application import Application
-from dovetail_serve.http.protocol import Limits, limited
+from dovetail_serve.http.limits import Limits
+from dovetail_serve.http.protocol import limited
 
 # Connections that the kernel holds until they are accepted.
 _BACKLOG = 2048

@@ -10,13 +10,14 @@ and 1.1.
 
 Timers run only while a request is incomplete. One that arrives in a single read costs none.
 
+`Places` says which connections stay when there are too many.
+
 A refused connection is not closed at once. The kernel answers bytes that nobody has read with a
 reset, and a client that is still sending may then lose the refusal. So they are read and dropped
 for a while (RFC 9112, section 9.6).
 """
 
 import asyncio
-import dataclasses
 import json
 import socket
 import struct
@@ -27,52 +28,15 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dovetail_serve.http.limits import DEFAULT_LIMITS, Limits
+from dovetail_serve.http.places import Places, is_probe, too_many
+
 # Bounds of reading on after a refusal. A connection beyond the limit still takes a descriptor.
 _LINGER_S, _LINGER_BYTES = 2.0, 256 << 20
 # Of the struct tcp_info of Linux: segments on their way, bytes acknowledged, bytes not sent yet.
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
 # Phases of a connection.
 _IDLE, _HEAD, _BODY = range(3)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of the connections of an HTTP server.
-
-    Args:
-        head_bytes: Largest size of the target and the headers of a request together.
-        headers: Largest number of headers.
-        connections: Largest number of open connections. One more is answered 503 and closed.
-            Refused connections do not count. As many again of them may stay open for two seconds,
-            so that their clients can read the answer.
-        head_s: Time for the head of a request, from its first byte; or from the connection.
-        body_s: Time for a body.
-        send_s: Time that a client may take none of a response that waits for it.
-        keep_alive_s: Time that a connection may be idle between two requests.
-
-    Raises:
-        ValueError: A limit is not above 0.
-    """
-
-    head_bytes: int = 16 << 10
-    headers: int = 100
-    connections: int = 1024
-    head_s: float = 10.0
-    body_s: float = 60.0
-    send_s: float = 60.0
-    keep_alive_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not value > 0:
-                raise ValueError(
-                    f"limits must be above 0, got {field.name}={value}; leave it out for "
-                    f"{field.default}"
-                )
-
-
-DEFAULT_LIMITS = Limits()
 
 
 class _Refused(Exception):
@@ -85,13 +49,15 @@ class LimitedProtocol(HttpToolsProtocol):
     limits = DEFAULT_LIMITS
     # Connections that wait for their clients to read a refusal.
     lingering: ClassVar[set["LimitedProtocol"]] = set()
+    places: ClassVar[Places]
     # Called with the status of a refusal and the client's address.
     refused: ClassVar[Callable[[int, str], None]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # A new connection is timed like a head of which no byte has come.
-        self._phase, self._timed = _HEAD, _IDLE
+        self._phase, self._timed, self._is_new = _HEAD, _IDLE, True
+        self._headed = False  # whether the newest request has a cycle
         self._messages = self._head_bytes = self._head_count = 0
         self._refusal: tuple[int, str] | None = None
         self._closing = False
@@ -103,14 +69,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) - len(self.lingering) > self.limits.connections:
-            self._close_with(
-                503,
-                f"a server must have at most {self.limits.connections} connections, got one more; "
-                "reuse connections, or send the request again later",
-            )
-            return
+        self.places.enter(self)
         self._time_phase()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of a request has come."""
+        return self._phase == _IDLE or self._is_new
+
+    def give_way(self) -> None:
+        """Closes this connection without a request for a new one."""
+        if self.idle:
+            self._closing = True
+            self._close()
+        else:
+            self._close_with(503, too_many(self.limits.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._timer, self._stalled):
@@ -118,6 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 timer.cancel()
         self._unset_keepalive_if_required()  # uvicorn leaves it after a reset
         self.lingering.discard(self)
+        self.places.leave(self)
         if self._running is not None and not self._running.response_complete:
             # uvicorn tells the newest request alone.
             self._running.disconnected = True
@@ -133,7 +107,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._dropped > _LINGER_BYTES:
                 self._close()
             return
-        phase, messages = self._phase, self._messages
+        phase, messages, self._is_new = self._phase, self._messages, False
         super().data_received(data)
         if self._closing or self.transport.is_closing():
             return
@@ -151,20 +125,27 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._phase, self._head_bytes = _HEAD, 0
+        self._phase, self._head_bytes, self._headed = _HEAD, 0, False
 
     def on_headers_complete(self) -> None:
         self._phase, self._head_count = _BODY, len(self.headers)
         self._refusal = self._check_head()
+        has_place = self._refusal is None and self.places.find(self)
+        if self._refusal is None and not has_place and not is_probe(self.url):
+            self._refusal = (503, too_many(self.limits.connections))
         if self._refusal is not None:
             self._phase = _HEAD
             raise _Refused
+        self.places.work(self)
         super().on_headers_complete()
+        self._headed = True
         if not self.pipeline:
             self._running = self.cycle
-        if self.parser is not None and self.parser.should_upgrade():
-            # We decline by an answer. httptools takes what follows for the other protocol, so it is
-            # the last one, and says so. (uvicorn below 0.53 closes without a word.)
+        upgrades = self.parser is not None and self.parser.should_upgrade()
+        if upgrades or not has_place:
+            # We decline an upgrade by an answer. httptools takes what follows for the other
+            # protocol, so it is the last one, and says so. (uvicorn below 0.53 closes without a
+            # word.)
             closing = (b"connection", b"close")
             self.cycle.default_headers = [*self.cycle.default_headers, closing]
 
@@ -177,6 +158,13 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _Refused
         self._phase, self._messages = _IDLE, self._messages + 1
         super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            # Refused before its body came. uvicorn began to count the idle time with the answer.
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.limits.keep_alive_s, self.timeout_keep_alive_handler
+            )
+            self.places.wait(self)
 
     def on_response_complete(self) -> None:
         if self.pipeline:
@@ -184,6 +172,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._time_sending()
+        elif self._phase != _BODY and not self._is_answering():
+            self.places.wait(self)
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what the parser or a limit has refused, and closes the connection."""
@@ -193,7 +183,13 @@ class LimitedProtocol(HttpToolsProtocol):
         )
         if self._closing:
             return
-        before = self.cycle is not None and not self.cycle.response_complete
+        before = self._is_answering()
+        if self._phase == _BODY and self._headed and not before:
+            # This request was answered before its body came. Another answer would be taken for
+            # that to the next one.
+            self._closing = True
+            self._linger()
+            return
         if self._phase != _BODY and before:
             # An earlier request is being answered. Its answer must not be taken for this one.
             self._closing = True
@@ -208,6 +204,10 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._close()
                 return
         self._close_with(status, sentence)
+
+    def _is_answering(self) -> bool:
+        """Whether the newest request has no complete answer yet."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -237,6 +237,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         """Closes the connection once its client has taken what is pending, or takes no more."""
+        self.places.leave(self)
         self._time_sending()
         self.transport.close()
 
@@ -325,6 +326,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Closes the connection once its client has, or after a while."""
+        self.places.leave(self)
         if len(self.lingering) >= self.limits.connections:
             self._close()
             return
@@ -370,5 +372,10 @@ def limited(limits: Limits, refused: Callable[[int, str], None]) -> type[Limited
         refused: Called for each refusal, which no application sees: its status and the client's
             address.
     """
-    members = {"limits": limits, "lingering": set(), "refused": staticmethod(refused)}
+    members = {
+        "limits": limits,
+        "lingering": set(),
+        "places": Places(limits.connections),
+        "refused": staticmethod(refused),
+    }
     return type("LimitedProtocol", (LimitedProtocol,), members)

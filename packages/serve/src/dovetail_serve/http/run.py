@@ -16,8 +16,8 @@ from typing import Any
 
 from dovetail_serve.http.access import AccessLog
 from dovetail_serve.http.asgi import app
+from dovetail_serve.http.limits import DEFAULT_LIMITS, Limits
 from dovetail_serve.http.listen import HttpServer, listen
-from dovetail_serve.http.protocol import DEFAULT_LIMITS, Limits
 from dovetail_serve.serving.options import check_port, check_tls
 from dovetail_serve.serving.server import Server
 

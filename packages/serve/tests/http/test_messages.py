@@ -42,11 +42,11 @@ def test_all_members_are_read():
 
 def test_absent_members_have_defaults():
     read = request(id=None, parameters=None, outputs=None)
-    assert read[1:] == (None, None, (False, 0, None, False))
+    assert read[1:] == (None, None, (False, None, None, False))
     assert request(parameters={"timeout": 0}).options.deadline_s is None
     assert request(outputs=[]).outputs is None
     # tritonclient's values for a request outside of a sequence.
-    assert request(parameters={"sequence_id": 0, "sequence_start": False}).options.priority == 0
+    assert request(parameters={"sequence_id": 0, "sequence_start": False}).options.priority is None
 
 
 def test_nan_and_infinities_are_read():

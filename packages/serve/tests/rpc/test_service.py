@@ -13,6 +13,7 @@ import pytest
 
 from dovetail_serve import Batching, Tensor, __version__, export
 from dovetail_serve.errors import DeadlineExceeded
+from dovetail_serve.rpc import service
 from dovetail_serve.rpc.service import Service
 from dovetail_serve.rpc.wire import MESSAGES
 from dovetail_serve.testing import save_mlp
@@ -229,7 +230,7 @@ def test_statistics_count_answers_and_failures(mlp_root, serving, infer_fields):
     assert abs(sum(stage.ns for stage in stages) - stats.success.ns) <= 4
 
 
-def test_a_full_queue_and_deadlines(mlp_root, serving, infer_fields):
+def test_a_full_queue_and_deadlines(mlp_root, serving, infer_fields, monkeypatch):
     # Nothing runs for a minute, so that requests wait.
     batching = Batching(max_delay_ms=60_000.0, queue=2)
     with serving(mlp_root, batching=batching) as served:
@@ -240,8 +241,12 @@ def test_a_full_queue_and_deadlines(mlp_root, serving, infer_fields):
             for i in range(2)
         ]
         served.until_queued(2)
-        error = served.client.refusal("ModelInfer", **fields())
+        decoded = []
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "read_request", decoded.append)
+            error = served.client.refusal("ModelInfer", **fields())
         assert error.code() == Code.RESOURCE_EXHAUSTED
+        assert not decoded, "decoding takes longer than the refusal"
         assert int(dict(error.trailing_metadata())["retry-after"]) >= 1
         # A client that leaves takes its request out of the queue.
         waiting[0].cancel()

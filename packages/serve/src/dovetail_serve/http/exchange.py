@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Exchange`: one HTTP request and its response, as plain ASGI messages.
 
-A body that is refused before its end is read on and dropped for a while after the answer. Otherwise
-the connection would be closed with unread bytes, which resets it, and a client that sends its whole
+A request may be refused before its body is read. If the body has a length and the client keeps the
+connection, it stays open, and the ASGI server drops the body as it comes. Otherwise, and when a
+body is refused in the middle, it is read on and dropped for a while after the answer, and the
+connection is closed. Closed with unread bytes, it would be reset, and a client that sends its whole
 body first (urllib, http.client) would see the reset in place of the answer. A client that waits for
 100 Continue has sent none, and its connection is closed at once.
 """
@@ -65,6 +67,7 @@ class Exchange:
         "_expecting",
         "_held",
         "_send",
+        "_unread",
         "headers",
         "receive",
         "request_id",
@@ -86,26 +89,33 @@ class Exchange:
         self.headers, self.request_id, self._draining = headers, request_id, draining
         self.status = 0
         self._bodies, self._held = bodies, 0
-        # Part of the body is not read, so the connection ends with the answer.
-        self._closing = False
         # The client sends its body only after 100 Continue, which the first `receive` sends.
         self._expecting = headers.get(b"expect", b"").lower() == b"100-continue"
+        # Part of the body may not be read yet.
+        self._unread = b"content-length" in headers or b"transfer-encoding" in headers
+        # The connection ends with the answer: the end of the body is far or unknown.
+        self._closing = self._unread and (self._expecting or b"content-length" not in headers)
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, admit: Callable[[], object] = lambda: None) -> bytes:
         """Reads the body and undoes its compression. `release` gives its memory back.
 
         Args:
             limit: Largest size in bytes, as sent and decompressed.
+            admit: Called before the body is read, and before it is decompressed.
 
         Raises:
+            Exception: Of `admit`.
             TooLarge: It is larger. The rest is dropped.
             QueueFull: Bodies of all requests together are too large. The rest is dropped.
             Disconnected: The client is gone.
             RequestError: Its compression is unknown or damaged.
         """
-        self._closing = True
+        self._check_length(limit)
+        admit()
+        self._closing = self._unread
         body = await self._read(limit)
-        self._closing = False
+        self._closing = self._unread = False
+        admit()
         encoding = self.headers.get(b"content-encoding")
         if encoding is None:
             return body
@@ -122,14 +132,18 @@ class Exchange:
         self._bodies.release(self._held)
         self._held = 0
 
-    async def _read(self, limit: int) -> bytes:
-        """Returns the body as it came."""
+    def _check_length(self, limit: int) -> None:
+        """Raises TooLarge or QueueFull for a declared length."""
         declared = self.headers.get(b"content-length")
         if declared is not None:
             length = _length(declared, "Content-Length")
             if length > limit:
+                self._closing = True
                 raise _too_large(f"Content-Length: {length}", limit)
             self._bodies.check(length)
+
+    async def _read(self, limit: int) -> bytes:
+        """Returns the body as it came."""
         chunks, size, more = [], 0, True
         self._expecting = False
         try:
@@ -192,14 +206,27 @@ class Exchange:
             self.status = message["status"]
             fields = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             if self._closing or self._draining():
+                self._closing = True
                 fields.append((b"connection", b"close"))
+            elif self._unread and not self._is_kept():
+                self._closing = True
             message["headers"] = fields
-        elif self._closing and not self._expecting and not message.get("more_body", False):
+        elif (
+            self._closing
+            and self._unread
+            and not self._expecting
+            and not message.get("more_body", False)
+        ):
             # An ASGI server closes the connection after the last message, so it comes later.
             await self._send({**message, "more_body": True})
             await self._drop_body()
             message = {"type": "http.response.body", "body": b""}
         await self._send(message)
+
+    def _is_kept(self) -> bool:
+        """Whether the client goes on with the connection after the answer."""
+        tokens = self.headers.get(b"connection", b"").lower().split(b",")
+        return self.scope.get("http_version") != "1.0" and b"close" not in map(bytes.strip, tokens)
 
     async def _drop_body(self) -> None:
         """Reads the rest of the body, until the client has sent it or is gone, or for a while."""

@@ -8,6 +8,8 @@ import re
 import time
 from typing import NamedTuple
 
+from dovetail_serve.garbage import collection_off
+from dovetail_serve.http.admission import Admission
 from dovetail_serve.http.exchange import Disconnected, Exchange, Headers, json_length
 from dovetail_serve.http.messages import InferRequest, build, check_outputs, parse
 from dovetail_serve.http.stages import Stages, server_timing
@@ -52,13 +54,16 @@ class Inference:
             RequestError: The request cannot be answered. Nothing was sent.
             Disconnected: The client went away. Waiting work was dropped.
         """
-        body = await exchange.body(self._max_body)
+        admission = Admission(self._server, target, exchange.headers)
+        body = await exchange.body(self._max_body, admission.ask)
         began = time.perf_counter()
-        # Before parsing, which takes time; and that not on a thread: it holds the interpreter's
-        # lock, so others would wait as long.
+        admission.ask_before_decoding(body)
         model = self._server.model(target.model, target.version)
         length = json_length(exchange.headers, len(body))
-        request = parse(body, length, model=target.model, version=target.version)
+        # Not on a thread: parsing holds the interpreter's lock, so others would wait as long.
+        with collection_off():
+            request = parse(body, length, model=target.model, version=target.version)
+        request = request._replace(options=admission.merge(request.options))
         if request.outputs is not None:
             check_outputs(request, tuple(model.signature.outputs))
         answer = await self._watched(exchange, target, request)
@@ -86,7 +91,7 @@ class Inference:
                 target.model,
                 request.inputs,
                 version=target.version,
-                priority=request.options.priority,
+                priority=request.options.priority or 0,
                 deadline_s=request.options.deadline_s,
             )
         except asyncio.CancelledError:

@@ -26,13 +26,13 @@ class Options(NamedTuple):
 
     Attributes:
         binary: Binary data for all outputs without a choice of their own.
-        priority: 0 is served first.
+        priority: 0 is served first; None for the default, 0.
         deadline_s: Seconds from now; None for the server's default.
         explain: Return the time of each stage.
     """
 
     binary: bool = False
-    priority: int = 0
+    priority: int | None = None
     deadline_s: float | None = None
     explain: bool = False
 
@@ -45,7 +45,7 @@ def read_options(document: dict[str, Any]) -> Options:
         _refuse_parameters(parameters)
     return Options(
         binary=_boolean(parameters, "binary_data_output"),
-        priority=_integer(parameters, "priority") or 0,
+        priority=_integer(parameters, "priority"),
         deadline_s=_deadline_s(parameters),
         explain=_boolean(parameters, "explain"),
     )

@@ -83,19 +83,28 @@ class InferCall:
     timeout_s: float | None
 
 
-def read_request(message: Any) -> InferCall:
-    """Returns a `ModelInferRequest` decoded. Raises RequestError."""
+def read_limits(message: Any) -> tuple[int, float | None]:
+    """Returns the priority and the timeout in seconds of a `ModelInferRequest`; None for none.
+
+    Raises RequestError.
+    """
     parameters = _parameters(message.parameters) if message.parameters else {}
     timeout_us = parameters.get("timeout", 0)
+    # 0 is Triton's value for no limit.
+    return parameters.get("priority", 0), timeout_us / 1e6 if timeout_us else None
+
+
+def read_request(message: Any) -> InferCall:
+    """Returns a `ModelInferRequest` decoded. Raises RequestError."""
+    priority, timeout_s = read_limits(message)
     return InferCall(
         model=message.model_name,
         version=message.model_version or None,
         id=message.id,
         inputs=_inputs(message),
         outputs=_requested(message.outputs) if message.outputs else (),
-        priority=parameters.get("priority", 0),
-        # 0 is Triton's value for no limit.
-        timeout_s=timeout_us / 1e6 if timeout_us else None,
+        priority=priority,
+        timeout_s=timeout_s,
     )
 
 

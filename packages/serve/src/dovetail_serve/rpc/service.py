@@ -18,6 +18,7 @@ from dovetail_serve.errors import BundleError, RequestError
 from dovetail_serve.rpc.messages import (
     check_number,
     check_outputs,
+    read_limits,
     read_request,
     write_response,
 )
@@ -83,18 +84,24 @@ class Service:
 
     async def infer(self, request: Any, context: Any) -> Any:
         """Returns the response to a `ModelInferRequest`. Raises RequestError."""
-        # First, because decoding takes time.
-        signature = self._server.model(request.model_name, request.model_version or None).signature
+        # First, because decoding takes time. gRPC has read the message before it calls this.
+        priority, timeout_s = read_limits(request)
+        model = self._server.admit(
+            request.model_name,
+            version=request.model_version or None,
+            priority=priority,
+            deadline_s=_deadline_s(timeout_s, context),
+        )
+        signature = model.signature
         check_number(len(request.inputs), signature.inputs)
         call = read_request(request)
         check_outputs(call.outputs, signature.outputs)
-        limits = [s for s in (call.timeout_s, context.time_remaining()) if s is not None]
         answer = await self._server.infer(
             call.model,
             call.inputs,
             version=call.version,
             priority=call.priority,
-            deadline_s=min(limits, default=None),
+            deadline_s=_deadline_s(call.timeout_s, context),
         )
         return write_response(call, answer)
 
@@ -205,6 +212,12 @@ class Service:
                 f"parameters must be among {', '.join(parameters) or 'none'}, got "
                 f"{unknown[0][:80]!r}; the bundle has the model's configuration, leave it out"
             )
+
+
+def _deadline_s(timeout_s: float | None, context: Any) -> float | None:
+    """Returns the seconds to the earlier of a request's timeout and its call's deadline."""
+    limits = [s for s in (timeout_s, context.time_remaining()) if s is not None]
+    return min(limits, default=None)
 
 
 def _check_repository(request: Any) -> None:

@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from dovetail_serve.errors import DeadlineExceeded, ExecutionError, NotReady, RequestError
+from dovetail_serve.errors import ExecutionError, NotReady, RequestError
 from dovetail_serve.loading.costs import measure_costs
 from dovetail_serve.loading.model import Model
 from dovetail_serve.serving.answer import Timing
 from dovetail_serve.serving.assembly import Assembly, Call, Computed
 from dovetail_serve.serving.options import Batching
 from dovetail_serve.serving.plan import plan
-from dovetail_serve.serving.queue import Queue, Request, Slice
+from dovetail_serve.serving.queue import Queue, Request, Slice, shut_down, too_late
 from dovetail_serve.types import Array, numpy_dtype
 
 # A batch that is expected to take less runs on the event loop. The way to the thread and back adds
@@ -113,6 +113,12 @@ class Batcher:
         self._queue = self._new_queue(batch_s=sum(self.costs[size] for size in full))
         self._refuses = ""
 
+    def admit(self, *, priority: int, deadline_s: float | None) -> None:
+        """Raises the error that a request which comes now would get, as `Server.admit` does."""
+        seconds = self._check(priority, deadline_s)
+        self._queue.check_room()
+        self._queue.check_wait(priority, seconds)
+
     async def infer(
         self,
         inputs: Mapping[str, Array],
@@ -140,17 +146,11 @@ class Batcher:
             ExecutionError: The model failed.
             RequestError: There is no such level, or the request may not be divided.
         """
-        if self._refuses:
-            raise NotReady(
-                f"the model must be ready, got a request while {self._refuses}; try again later"
-            )
         now = time.perf_counter()
-        seconds = self._default_s if deadline_s is None else deadline_s
-        if not seconds > 0:
-            raise _too_late(seconds)
+        seconds = self._check(priority, deadline_s)
         if rows == 0:
-            self._queue.check_level(priority)
             return self._no_rows(now)
+        self._queue.check_wait(priority, seconds)
         call = Call(inputs, self._loop.create_future(), now)
         request = Request(rows, priority, now + seconds, call)
         self._queue.add(request, now)
@@ -177,6 +177,18 @@ class Batcher:
         )
         assert call.outputs is not None
         return call.outputs, timing
+
+    def _check(self, priority: int, deadline_s: float | None) -> float:
+        """Returns the seconds to the deadline. Raises unless the model takes such requests."""
+        seconds = self._default_s if deadline_s is None else deadline_s
+        if self._refuses:
+            raise NotReady(
+                f"the model must be ready, got a request while {self._refuses}; try again later"
+            )
+        if not seconds > 0:
+            raise too_late(seconds)
+        self._queue.check_level(priority)
+        return seconds
 
     async def drain(self, grace_s: float | None) -> None:
         """Refuses new requests and answers those that it has.
@@ -333,7 +345,7 @@ class Batcher:
         call.batch_rows, call.padded_rows = computed.rows, computed.padded_rows
         error = computed.errors.get(request)
         if error is None and request.deadline <= now:
-            error = _too_late(request.deadline - request.arrival)
+            error = too_late(request.deadline - request.arrival)
         if error is not None:
             self._queue.cancel(request)
             call.future.set_exception(error)
@@ -359,7 +371,7 @@ class Batcher:
         running = [piece.request for piece in self._running]
         late = [request for request in running if request.deadline <= now]
         for request in (*self._queue.expire(now), *late):
-            self._refuse(request, _too_late(request.deadline - request.arrival))
+            self._refuse(request, too_late(request.deadline - request.arrival))
         pending = [
             request.deadline for request in (*self._queue, *running) if request.deadline > now
         ]
@@ -374,24 +386,10 @@ class Batcher:
     def _abandon(self) -> None:
         for request in [*self._queue, *(piece.request for piece in self._running)]:
             self._queue.cancel(request)
-            self._refuse(request, _shut_down())
+            self._refuse(request, shut_down())
         self._idle.set()
 
     def _refuse(self, request: Request, error: RequestError) -> None:
         call: Call = request.payload
         if not call.future.done():
             call.future.set_exception(error)
-
-
-def _shut_down() -> NotReady:
-    return NotReady(
-        "the model must be ready until the answer, got a request that still waited when its "
-        "version had to stop; send it again later, or to another server"
-    )
-
-
-def _too_late(seconds: float) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"the result must be there before the deadline, got none within {seconds * 1e3:g} ms; "
-        "allow more time, or send fewer requests at once"
-    )

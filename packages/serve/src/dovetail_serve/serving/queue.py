@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dovetail_serve.errors import QueueFull, RequestError
+from dovetail_serve.errors import DeadlineExceeded, NotReady, QueueFull, RequestError
 
 # Weight of the newest batch in the moving average of seconds per batch: about ten batches count.
 NEWEST = 0.2
@@ -127,6 +127,14 @@ class Queue:
                 f"a request must have at most {self._max_batch} rows, got rows={request.rows}; "
                 "send several, or start the server without --no-split (Batching(split=True))"
             )
+        self.check_room()
+        request.arrival = now
+        self._levels[request.priority][request] = None
+        self._waiting += 1
+        self._rows += request.rows
+
+    def check_room(self) -> None:
+        """Raises QueueFull if `limit` requests wait. The limit is one for all levels."""
         if self._waiting >= self._limit:
             batches = math.ceil(self._rows / self._max_batch)
             raise QueueFull(
@@ -134,10 +142,32 @@ class Queue:
                 "later, or start the server with a larger --queue (Batching(queue=...))",
                 retry_after_s=batches * self._batch_s,
             )
-        request.arrival = now
-        self._levels[request.priority][request] = None
-        self._waiting += 1
-        self._rows += request.rows
+
+    def check_wait(self, priority: int, seconds: float) -> None:
+        """Raises QueueFull if the rows in front of a new request take longer than its deadline.
+
+        Such a request would take a place, and its rows the time of others, for a late answer. The
+        estimate holds while batches are full, so less than a batch in front refuses nothing. Two
+        batches come on top: the one that runs, and its own.
+
+        Args:
+            priority: Level of the request.
+            seconds: Time to its deadline.
+        """
+        if seconds == math.inf or self._rows < self._max_batch:
+            return
+        ahead = self._levels[: priority + 1]
+        rows = sum(request.rows - request.begun for level in ahead for request in level)
+        if rows < self._max_batch:
+            return
+        wait_s = (rows // self._max_batch + 2) * self._batch_s
+        if wait_s > seconds:
+            raise QueueFull(
+                f"the requests in front of a new one must be done before its deadline, got "
+                f"{rows} rows, about {wait_s * 1e3:.0f} ms, and a deadline in "
+                f"{seconds * 1e3:.0f} ms; try again later, or allow more time",
+                retry_after_s=wait_s - seconds,
+            )
 
     def check_level(self, priority: int) -> None:
         """Raises RequestError if there is no such level."""
@@ -217,3 +247,19 @@ class Queue:
             elif start // self._max_batch < stop // self._max_batch:
                 self._levels[request.priority].move_to_end(request)
         return batch or None
+
+
+def shut_down() -> NotReady:
+    """Returns the error for a request whose version had to stop."""
+    return NotReady(
+        "the model must be ready until the answer, got a request that still waited when its "
+        "version had to stop; send it again later, or to another server"
+    )
+
+
+def too_late(seconds: float) -> DeadlineExceeded:
+    """Returns the error for a request whose deadline of `seconds` has passed."""
+    return DeadlineExceeded(
+        f"the result must be there before the deadline, got none within {seconds * 1e3:g} ms; "
+        "allow more time, or send fewer requests at once"
+    )

@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from dovetail_serve.errors import NotReady
+from dovetail_serve.errors import NotReady, RequestError
 from dovetail_serve.loading.check import check_inputs
+from dovetail_serve.loading.memory import WeightMemory, log_memory
 from dovetail_serve.loading.model import Model, Verify, load
 from dovetail_serve.serving.answer import Answer
 from dovetail_serve.serving.batcher import Batcher
@@ -25,6 +26,8 @@ from dovetail_serve.serving.served import VersionState as VersionState  # for th
 from dovetail_serve.serving.statistics import Recorder, Statistics
 from dovetail_serve.serving.versions import parse_policy
 from dovetail_serve.types import Array, HostCall, Tensor
+
+Ready = Literal["all", "any"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,10 +85,14 @@ class Server:
         devices: As for `load`.
         functions: Host functions by name, as for `load`.
         finite: Answer requests whose results have NaN or infinities with `ExecutionError`.
+        ready: "all": the server is ready when each model of the start has a ready version, as the
+            Open Inference Protocol defines it. "any": as soon as one has.
+        map_weights: Map the files of weights on CPUs, as for `load`. False reads them into memory:
+            those of all models up to 75% of this machine's. Beyond that a version is refused.
 
     Raises:
         TypeError: A version is not an integer.
-        ValueError: `versions`, `labels` or `poll_s` is wrong.
+        ValueError: `versions`, `labels`, `poll_s` or `ready` is wrong.
     """
 
     def __init__(
@@ -100,7 +107,14 @@ class Server:
         devices: Sequence[Any] | None = None,
         functions: Mapping[str, HostCall] | None = None,
         finite: bool = False,
+        ready: Ready = "all",
+        map_weights: bool = False,
     ) -> None:
+        if ready not in get_args(Ready):
+            raise ValueError(
+                f'ready must be "all" or "any", got ready={ready!r}; write ready="all" for a '
+                "server that is ready once each model has a version"
+            )
         if not 0 <= poll_s < float("inf"):
             raise ValueError(
                 f"poll_s must be a number of seconds from 0, got poll_s={poll_s}; write poll_s=5, "
@@ -111,8 +125,10 @@ class Server:
             "verify": verify,
             "devices": devices,
             "functions": functions,
+            "map_weights": map_weights,
+            "memory": WeightMemory(),
         }
-        self._finite = finite
+        self._finite, self._ready = finite, ready
         self._policy = parse_policy(versions, labels)
         self._repository = Repository(
             Path(repository).absolute(),
@@ -153,6 +169,7 @@ class Server:
                 f"a server must be started once, got one that is {self._state}; make a new Server"
             )
         self._state = "starting"
+        log_memory(None if self._options["map_weights"] else self._options["memory"])
         try:
             await self._repository.open()
         except BaseException:
@@ -196,9 +213,12 @@ class Server:
 
         A model whose directory cannot be read has none. Unloaded and deleted models do not count.
         Neither do later ones: a bad upload must not take a working server out of its load balancer.
+        With `ready="any"`, one ready version of one model is enough, also while others load.
         `model_ready` tells of each.
         """
         models = self._repository.models()
+        if self._ready == "any" and any(model.ready for model in models):
+            return self._repository.accepting
         return self._state == "open" and not any(m.required and m.has_failed for m in models)
 
     def model_ready(self, name: str, version: str | None = None) -> bool:
@@ -252,6 +272,39 @@ class Server:
             raise
         deployment.recorder.answered(timing)
         return Answer(outputs=outputs, model=name, version=deployment.version, timing=timing)
+
+    def admit(
+        self,
+        name: str,
+        *,
+        version: str | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Model:
+        """Raises the error that a request which comes now would get, before it is decoded.
+
+        Reading and decoding a body may take more than the answer. Ask before both.
+
+        Args:
+            name: Name of the model.
+            version: Version or label. Default: the latest ready one.
+            priority: Its level; 0 if that is not known yet.
+            deadline_s: Seconds from now; None for the server's default, and infinite if that is
+                not known yet.
+
+        Returns:
+            The model that would answer.
+
+        Raises:
+            RequestError: One of its kinds, as `infer`; it is counted like those.
+        """
+        deployment = self._route(name, version)
+        try:
+            deployment.batcher.admit(priority=priority, deadline_s=deadline_s)
+        except RequestError as error:
+            deployment.recorder.failed(type(error).__name__, 0.0)
+            raise
+        return deployment.model
 
     def model(self, name: str, version: str | None = None) -> Model:
         """Returns the model that answers requests to a version or label.

@@ -21,7 +21,7 @@ from dovetail_serve._log_lines import LineFormatter
 from dovetail_serve.loading.model import Verify
 from dovetail_serve.serving.options import Batching
 from dovetail_serve.serving.scan import directories, has_manifest
-from dovetail_serve.serving.server import Server
+from dovetail_serve.serving.server import Ready, Server
 from dovetail_serve.types import HostCall
 
 WORDS = {
@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> tuple[int, str]:
         verify=args.verify,
         functions=functions_of(args.function),
         finite=args.finite,
+        ready=args.ready,
+        map_weights=args.map_weights,
     )
     token = None if args.token_file is None else read_token(Path(args.token_file))
     # Here, so that the other actions work without the extra "server".
@@ -305,6 +307,17 @@ def _declare_models(parser: argparse.ArgumentParser) -> None:
         help="host function that bundles name",
     )
     add("--finite", action="store_true", help="refuse results with NaN or infinities")
+    add(
+        "--ready",
+        choices=get_args(Ready),
+        default="all",
+        help="the server is ready when all models of the start are, or any (all)",
+    )
+    add(
+        "--map-weights",
+        action="store_true",
+        help="map files of weights; whoever cuts one short ends the server (read into memory)",
+    )
 
 
 def _declare_batching(parser: argparse.ArgumentParser) -> None:

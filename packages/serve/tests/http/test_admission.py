@@ -10,6 +10,7 @@ import pytest
 
 from dovetail_serve import Batching
 from dovetail_serve.http import infer
+from dovetail_serve.http.exchange import GONE
 from dovetail_serve.http.limits import Limits
 
 INFER = "/v2/models/mlp/infer"
@@ -187,3 +188,34 @@ def test_the_default_deadline_refuses_before_decoding_unless_the_body_may_have_a
                     assert json.loads(body)["parameters"]
                     parsed.clear()
             batcher._running = ()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_body_of_a_client_that_has_gone_is_not_decoded(mlp, bodies, parsed, gone):
+    """In a busy loop a client may go between the end of its body and the work on it."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": bodies.json(bodies.rows(1))}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+    mlp.run(mlp.application(scope | {GONE: lambda: gone}, receive, send))
+    assert bool(parsed) != gone
+    assert bool(sent) != gone
+
+
+def test_the_protocol_tells_when_a_client_has_gone(exported, serving, parsed):
+    with serving(exported[0]) as served:
+        state = served.web._server.server_state
+        with served.connect() as client:
+            client.sendall(HEAD + b"Content-Length: 9\r\n\r\n")
+            served.until(lambda: state.tasks)
+            (protocol,) = state.connections
+            tells = protocol.scope[GONE]
+            assert not tells()
+        served.until(lambda: not state.connections)
+        assert tells()
+    assert not parsed

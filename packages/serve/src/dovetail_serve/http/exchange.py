@@ -38,6 +38,9 @@ Headers = list[tuple[bytes, bytes]]
 _LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 10.0, 1.0, 256 << 20
 # A model that is loading needs seconds rather than milliseconds.
 _NOT_READY_S = 1
+# Key of the scope with a function that tells whether the client has gone. `receive` tells it to
+# those alone that wait.
+GONE = "dovetail_serve.gone"
 
 
 class Disconnected(Exception):
@@ -115,6 +118,8 @@ class Exchange:
         self._closing = self._unread
         body = await self._read(limit)
         self._closing = self._unread = False
+        if GONE in self.scope and self.scope[GONE]():
+            raise Disconnected
         admit()
         encoding = self.headers.get(b"content-encoding")
         if encoding is None:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dovetail_serve.http.exchange import GONE
 from dovetail_serve.http.limits import DEFAULT_LIMITS, Limits
 from dovetail_serve.http.places import Places, is_probe, too_many
 
@@ -138,7 +139,7 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _Refused
         self.places.work(self)
         super().on_headers_complete()
-        self._headed = True
+        self._headed, self.scope[GONE] = True, lambda cycle=self.cycle: cycle.disconnected
         if not self.pipeline:
             self._running = self.cycle
         upgrades = self.parser is not None and self.parser.should_upgrade()

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dovetail_serve.errors import ExecutionError, RequestError
-from dovetail_serve.types import BYTES, HostFunction, Signature, Tensor, numpy_dtype
+from dovetail_serve.types import BYTES, HostCall, HostFunction, Signature, Tensor, numpy_dtype
 
 _ARRAYS = (np.ndarray, jax.Array)
 
@@ -142,3 +142,18 @@ def _unequal(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], kind: str
 
 def _text(tensor: Tensor) -> str:
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def given_function(
+    function: HostFunction | None, functions: Mapping[str, HostCall]
+) -> HostCall | None:
+    """Returns the caller's host function of a bundle, None for none; raises if it is not given."""
+    if function is None:
+        return None
+    if function.name not in functions:
+        raise ValueError(
+            f"the bundle needs the host function {function.name!r}, got "
+            f"{', '.join(sorted(functions)) or 'none'}; give f(arrays, assets) -> arrays in "
+            f"functions=, or by --function {function.name}=MODULE:F of the command"
+        )
+    return functions[function.name]

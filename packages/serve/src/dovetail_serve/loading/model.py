@@ -15,7 +15,7 @@ from dovetail_serve.folder import Folder, Report, open_bundle, verify_folder
 from dovetail_serve.golden import SelfTest
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.call import call_rows, read_only
-from dovetail_serve.loading.check import check_inputs, check_results
+from dovetail_serve.loading.check import check_inputs, check_results, given_function
 from dovetail_serve.loading.memory import WeightMemory
 from dovetail_serve.loading.programs import check_requirements, compile_program, options_of
 from dovetail_serve.loading.self_test import Programs, compiled
@@ -29,7 +29,7 @@ from dovetail_serve.loading.weights import (
     verify_weights,
 )
 from dovetail_serve.manifest import GOLDEN, Manifest
-from dovetail_serve.types import Array, HostCall, HostFunction, Signature
+from dovetail_serve.types import Array, HostCall, Signature
 
 Verify = Literal["full", "files", "none"]
 
@@ -176,20 +176,16 @@ class Model:
         self.batch_sizes = manifest.batch_sizes
         self.platform = platform_of(devices[0])
         self.assets = folder.assets
-        self._before = _function(manifest.before, functions)
-        self._after = _function(manifest.after, functions)
+        self._before = given_function(manifest.before, functions)
+        self._after = given_function(manifest.after, functions)
         self._target = manifest.platform(self.platform)
         mesh = mesh_on(manifest, devices)
         self.devices = list(devices[:1]) if mesh is None else list(mesh.devices.flat)
         placed, self._arguments = shardings(manifest, mesh, devices[0])
         self._formats = formats(placed, self._target)
         self._share_keys = share_keys(manifest, self._formats, self._target)
-        shared = {
-            model._share_keys[name]: array
-            for model in share
-            for name, array in model._weights.items()
-        }
         self.maps_weights = memory is None and self.platform == "cpu"
+        shared = {m._share_keys[n]: array for m in share for n, array in m._weights.items()}
         taken = {n: shared[key] for n, key in self._share_keys.items() if key in shared}
         with options_of(manifest):
             self._weights = load_weights(
@@ -402,15 +398,3 @@ class Model:
         return compile_program(
             self._folder, self.platform, rows, weights=self._formats, inputs=self._arguments
         )
-
-
-def _function(function: HostFunction | None, functions: Mapping[str, HostCall]) -> HostCall | None:
-    if function is None:
-        return None
-    if function.name not in functions:
-        raise ValueError(
-            f"the bundle needs the host function {function.name!r}, got "
-            f"{', '.join(sorted(functions)) or 'none'}; give f(arrays, assets) -> arrays in "
-            f"functions=, or by --function {function.name}=MODULE:F of the command"
-        )
-    return functions[function.name]

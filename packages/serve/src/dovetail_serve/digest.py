@@ -42,7 +42,14 @@ def range_digest(path: Path, start: int, stop: int) -> str:
     """Returns the digest of the bytes of a file from `start` to `stop`, or to its end.
 
     They are read and not mapped: a map of a file that is cut short meanwhile ends the process.
-    Raises OSError.
+
+    Args:
+        path: The file.
+        start: Number of the first byte.
+        stop: Number of the byte after the last one.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     sha256, buffer = hashlib.sha256(), memoryview(bytearray(min(_CHUNK_BYTES, stop - start)))
     with open(path, "rb", buffering=0) as file:

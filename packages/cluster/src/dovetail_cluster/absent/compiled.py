@@ -230,7 +230,13 @@ def run(
     timeout_s: float,
     progress: Callable[[str, float], None] | None = None,
 ) -> Compiled:
-    """Compiles a request in a process of its own. Raises the errors of `compiled`."""
+    """Compiles a request in a process of its own. Raises the errors of `compiled`.
+
+    Args:
+        request: The program and its target.
+        timeout_s: Seconds for all of it.
+        progress: As for `compiled`.
+    """
     check_description(request.target)
     try:
         pickled = cloudpickle.dumps(request)

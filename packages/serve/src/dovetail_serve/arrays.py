@@ -222,13 +222,13 @@ def places(path: Path, dtypes: Mapping[str, str]) -> dict[str, Place]:
     header = _safetensors.read_header(path)
     if differing := sorted(header.tensors.keys() ^ dtypes.keys()):
         raise _safetensors.FormatError(f"has other arrays than the manifest: {differing[0]!r}")
-    places = {}
+    by_name = {}
     for name, tensor in header.tensors.items():
         dtype = stored_dtype(dtypes[name])
         if FORMAT_NAMES[dtype.name] != tensor.dtype:
             raise _safetensors.FormatError(f"tensor {name!r} is {tensor.dtype}, not {dtypes[name]}")
-        places[name] = Place(tensor.start, tensor.stop, dtype, tensor.shape)
-    return places
+        by_name[name] = Place(tensor.start, tensor.stop, dtype, tensor.shape)
+    return by_name
 
 
 def map_arrays(path: Path, by_name: Mapping[str, Place]) -> dict[str, np.ndarray]:

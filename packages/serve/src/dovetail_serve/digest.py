@@ -39,14 +39,14 @@ def file_digest(path: Path) -> str:
 
 
 def range_digest(path: Path, start: int, stop: int) -> str:
-    """Returns the digest of the bytes of a file from `start` to `stop`, or to its end.
+    """Returns the digest of a part of a file.
 
-    They are read and not mapped: a map of a file that is cut short meanwhile ends the process.
+    It is read and not mapped: a map of a file that is cut short meanwhile ends the process.
 
     Args:
         path: The file.
-        start: Number of the first byte.
-        stop: Number of the byte after the last one.
+        start: First byte.
+        stop: End of the part, exclusive. It may be beyond the end of the file.
 
     Raises:
         OSError: The file cannot be read.

@@ -3,9 +3,9 @@
 """JSON images of 224 x 224 x 3 at four times the capacity: goodput, and the CPU time of a refusal.
 
 The server is a process of its own, whose CPU time is read from /proc, so that of the client does
-not count. Rounds of three kinds take turns: one client at a time (an answer's CPU time); a closed
-loop that keeps the model busy (the capacity); arrivals of a Poisson process at four times that
-capacity (goodput, and the CPU time of all refusals by difference). The model takes 60 ms for a
+not count. Rounds of two kinds take turns: a closed loop that keeps the model busy (the capacity, and
+the CPU time of an answer); arrivals of a Poisson process at four times that capacity (goodput, and
+the CPU time of all refusals by difference). The model takes 60 ms for a
 batch of 2, in a host function that waits, so its capacity is about 33 a second on any machine: a
 quarter of what one core can decode.
 """
@@ -95,22 +95,22 @@ def cpu_s(pid: int) -> float:
 
 
 async def measure(pid: int, client: Client, kind: str, rate: float) -> tuple[float, float]:
-    """Runs a round. Returns its seconds and the CPU seconds of the server."""
+    """Runs a round. Returns its answers a second and the CPU seconds of the server."""
     before, began = cpu_s(pid), time.perf_counter()
     if kind == "open":
         generator, tasks = np.random.default_rng(SEED), []
         for at in np.cumsum(generator.exponential(1 / rate, size=int(rate * ROUND_S))):
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
             tasks.append(asyncio.create_task(client.ask()))
-        seconds = time.perf_counter() - began
+        # Those that come after the arrivals are no part of the rate.
+        answered_per_s = client.statuses[200] / (time.perf_counter() - began)
         async with asyncio.timeout(120):
             await asyncio.gather(*tasks)
     else:
-        loops = QUEUE if kind == "closed" else 1
-        await asyncio.gather(*(client.loop(began + ROUND_S) for _ in range(loops)))
-        seconds = time.perf_counter() - began
+        await asyncio.gather(*(client.loop(began + ROUND_S) for _ in range(QUEUE)))
+        answered_per_s = client.statuses[200] / (time.perf_counter() - began)
     client.close()
-    return seconds, cpu_s(pid) - before
+    return answered_per_s, cpu_s(pid) - before
 
 
 def body() -> bytes:
@@ -134,13 +134,11 @@ async def rounds(pid: int, port: int) -> dict[str, list[float]]:
             raise RuntimeError(f"200 alone, then 200 and 429, got {statuses}")
         if not repeat:  # warm-up
             continue
-        (closed_s, closed_cpu_s), (open_s, open_cpu_s) = figures["closed"], figures["open"]
+        (capacity, closed_cpu_s), (goodput, open_cpu_s) = figures["closed"], figures["open"]
         answer_s = closed_cpu_s / statuses["closed"][200]
         accepted, refused = statuses["open"][200], statuses["open"][429]
         refusal_s = (open_cpu_s - accepted * answer_s) / refused
-        # Those that wait at the end of the arrivals are answered after it.
-        capacity = statuses["closed"][200] / closed_s
-        results["goodput"].append((accepted - QUEUE) / open_s / capacity)
+        results["goodput"].append(goodput / capacity)
         results["refusal"].append(refusal_s / answer_s)
         results["answer_ms"].append(answer_s * 1e3)
         results["refusal_ms"].append(refusal_s * 1e3)

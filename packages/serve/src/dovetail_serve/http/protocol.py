@@ -24,7 +24,7 @@ import struct
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -139,7 +139,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _Refused
         self.places.work(self)
         super().on_headers_complete()
-        self._headed, self.scope[GONE] = True, lambda cycle=self.cycle: cycle.disconnected
+        self._headed, scope = True, cast(dict[str, Any], self.scope)
+        scope[GONE] = lambda cycle=self.cycle: cycle.disconnected
         if not self.pipeline:
             self._running = self.cycle
         upgrades = self.parser is not None and self.parser.should_upgrade()

@@ -3,11 +3,11 @@
 """JSON images of 224 x 224 x 3 at four times the capacity: goodput, and the CPU time of a refusal.
 
 The server is a process of its own, whose CPU time is read from /proc, so that of the client does
-not count. Rounds of two kinds take turns: a closed loop that keeps the model busy (the capacity, and
-the CPU time of an answer); arrivals of a Poisson process at four times that capacity (goodput, and
-the CPU time of all refusals by difference). The model takes 60 ms for a
-batch of 2, in a host function that waits, so its capacity is about 33 a second on any machine: a
-quarter of what one core can decode.
+not count. Rounds of two kinds take turns: a closed loop that keeps the model busy (the capacity,
+and the CPU time of an answer); arrivals of a Poisson process at four times that capacity (goodput,
+and the CPU time of all refusals by difference). The model takes 60 ms for a batch of 2, in a host
+function that waits, so its capacity is about 33 a second on any machine: a quarter of the images
+that one core can decode.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from dovetail_optim import (
     stochastic_round,
     watch,
 )
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 WRAPPERS = [
     guard,

@@ -31,7 +31,6 @@ from dovetail_data._deprecations import Renamed as _Renamed
 from dovetail_data._deprecations import renamed_names as _renamed_names
 from dovetail_data.batch import Batch, check_batch
 from dovetail_data.batches import batches
-from dovetail_data.bpe import train_bpe
 from dovetail_data.budget import Budget, SourceBudget, budget
 from dovetail_data.corpus import Corpus, CorruptDocument, CorruptError, CorruptRecord
 from dovetail_data.device import to_device
@@ -70,6 +69,7 @@ from dovetail_data.tokenizer import (
     Pretrained,
     Tokenizer,
 )
+from dovetail_data.tokenizer_files import train_bpe
 from dovetail_data.verifying import verify
 from dovetail_data.write import Progress, write
 

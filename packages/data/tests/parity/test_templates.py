@@ -280,10 +280,9 @@ def test_preferences_in_strings_are_prepared_as_by_trl(model, ours, theirs, tmp_
     for record, row in zip(records, prepared_by_dpo(records, model, theirs, tmp_path), strict=True):
         arrays = encoded(Preference(ours), record)
         for side in ("chosen", "rejected"):
-            # TRL adds no bos unless the tokenizer's post-processor does; we write the tokenizer's.
-            assert arrays[side][0] == ours.bos_id
-            assert arrays[side][1:].tolist() == row["prompt_ids"] + row[f"{side}_ids"]
-            mask = [0] * (1 + len(row["prompt_ids"])) + [1] * len(row[f"{side}_ids"])
+            # The tokenizer's post-processor adds no bos, so neither does.
+            assert arrays[side].tolist() == row["prompt_ids"] + row[f"{side}_ids"]
+            mask = [0] * len(row["prompt_ids"]) + [1] * len(row[f"{side}_ids"])
             assert arrays[f"{side}_mask"].tolist() == mask
 
 
@@ -295,6 +294,6 @@ def test_an_id_that_straddles_prompt_and_answer_counts_for_trl_and_not_for_us(
     arrays = encoded(Preference(ours), record)
     (what,) = ours.encode(["What"])
     assert len(what.ids) == 1  # one id for both texts
-    assert arrays["chosen"].tolist() == [ours.bos_id, *what.ids.tolist(), ours.eos_id]
+    assert arrays["chosen"].tolist() == [*what.ids.tolist(), ours.eos_id]
     assert (row["prompt_ids"], row["chosen_ids"]) == ([], [*what.ids.tolist(), ours.eos_id])
-    assert arrays["chosen_mask"].tolist() == [0, 0, 1]
+    assert arrays["chosen_mask"].tolist() == [0, 1]

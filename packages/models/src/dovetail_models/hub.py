@@ -47,7 +47,7 @@ def resolve(path: str | Path) -> Path:
 
     Example:
 
-        >>> resolve("models/mine").name
+        >>> resolve("./models/mine").name
         'mine'
     """
     if not is_id(path):

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from dovetail_optim.guard import chosen
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 
 class AccumulateState(NamedTuple):

@@ -29,7 +29,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 # 1.4826 MAD is the standard deviation of normal numbers.
 _NORMAL = 1.4826

@@ -20,7 +20,7 @@ import optax
 from jaxtyping import Array, BFloat16, Float32, Int16
 
 from dovetail_optim.rounding import check_dtypes, like, needs_params, step_to
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 
 class SplitMasterState(NamedTuple):

@@ -16,7 +16,7 @@ from jaxtyping import Array, BFloat16, Float32, Int32, UInt32
 
 from dovetail_optim._patterns import name_of
 from dovetail_optim.mix import mix
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 
 class StochasticRoundState(NamedTuple):

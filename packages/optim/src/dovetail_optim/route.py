@@ -13,7 +13,6 @@ import jax
 import optax
 
 from dovetail_optim._patterns import Pattern, few, matches, names_of, near, no_match
-from dovetail_optim.transformation import with_extra_args
 
 # A pattern and a transformation; a label for `explain` may follow.
 Rule = tuple[str, optax.GradientTransformation] | tuple[str, optax.GradientTransformation, str]
@@ -115,3 +114,15 @@ def _unused(pattern: str, patterns: Sequence[str], names: Sequence[str]) -> None
     raise ValueError(
         f"every rule must match a parameter; got pattern={pattern!r}, {no_match(pattern, names)}"
     )
+
+
+def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
+    """Returns `tx`, made to accept extra arguments. Raises TypeError unless it has `init` and
+    `update`.
+    """
+    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        raise TypeError(
+            f"a transformation must have init and update, as those of Optax; got {tx!r}; write "
+            f"optax.adamw(1e-3)"
+        )
+    return optax.with_extra_args_support(tx)

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_optim.guard import Guard, History, norm
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 
 class StepState(NamedTuple):

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from dovetail_optim._patterns import Pattern, matches, name_of, no_match
 from dovetail_optim.guard import norm
-from dovetail_optim.transformation import with_extra_args
+from dovetail_optim.route import with_extra_args
 
 
 class Measured(NamedTuple):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail_stack import record_jobs, training
-from dovetail_stack.job import accepting
 from dovetail_stack.settings import CHECKED_ROWS, FromRecords
+from dovetail_stack.training import accepting
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

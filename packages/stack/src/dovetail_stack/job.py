@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is about to train: its recipe, rows, measures and export."""
 
-import functools
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dovetail_stack.commands.generate import EXPORT
 
@@ -17,14 +16,10 @@ if TYPE_CHECKING:
     from dovetail_models import Decoder
     from dovetail_stack.recipes.fitting import Recipe
     from dovetail_stack.recipes.sampling import Samples
-    from dovetail_stack.settings import Settings
     from dovetail_train import Hook
 
 SAMPLES = "samples.jsonl"
 EVALUATED_ROWS = 64  # of the held-out rows, each time
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S", bound="Settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +48,6 @@ class Job:
     hooks: "Sequence[Hook]" = ()
     at_ends: "Samples | None" = None
     ids: int | None = None
-
-
-def accepting(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Returns `act`, which opens directories with what the settings of its run accept."""
-
-    @functools.wraps(act)
-    def inside(run: S, *args: P.args, **options: P.kwargs) -> R:
-        if not any(run.accepted.values()):
-            return act(run, *args, **options)
-        import dovetail_models
-
-        with dovetail_models.accepting(**run.accepted):
-            return act(run, *args, **options)
-
-    return inside
 
 
 def evaluated_batches(global_batch: int) -> int:

@@ -4,17 +4,18 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
 from dovetail_stack import record_jobs, text_jobs
-from dovetail_stack.job import Job, accepting, evaluated_batches
+from dovetail_stack.job import Job, evaluated_batches
 from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Lines
 from dovetail_stack.settings import FromRecords, FromText, Pretrain, Settings, load, option
@@ -32,6 +33,8 @@ EVALUATIONS = 8  # of the held-out loss in a run
 TRACE = "trace"
 TRACED_STEPS = 5
 S = TypeVar("S", bound=Settings)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Accepted:
@@ -46,6 +49,29 @@ class _Accepted:
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._run != load(self._out):
             self._run.save(self._out)
+
+
+def accepting(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Returns `act`, which opens directories with what the settings of its run accept."""
+
+    @functools.wraps(act)
+    def inside(run: S, *args: P.args, **options: P.kwargs) -> R:
+        if not any(run.accepted.values()):
+            return act(run, *args, **options)
+        import dovetail_models
+
+        with dovetail_models.accepting(**run.accepted):
+            return act(run, *args, **options)
+
+    return inside
+
+
+def _store_ids(run: Pretrain, out: Path) -> None:
+    """Stores the number of ids, and no other setting: those hold once a step was made."""
+    stored = load(out)
+    if isinstance(stored, Pretrain) and stored.vocabulary != run.vocabulary:
+        replace = {"vocabulary": run.vocabulary, "asked": run.asked}
+        dataclasses.replace(stored, **replace).save(out)
 
 
 @accepting
@@ -78,8 +104,8 @@ def execute(
     job = _job(run, out, mesh)
     if isinstance(run, Pretrain) and job.ids is not None:
         run = text_jobs.with_ids(run, job.ids)
-        if is_first() and run != load(out):
-            run.save(out)
+        if is_first():
+            _store_ids(run, out)
     steps = run.duration.steps
     if steps is None:
         steps = first(_plan(run, job.recipe, job.rows))

@@ -266,7 +266,7 @@ def encode(
         workers: Processes that tokenize.
         progress: Receives "train" or "held_out", and the writer's event.
     """
-    encoder = within(Text(tokenizer), vocab_size)
+    encoder = Text(tokenizer) if vocab_size is None else within(Text(tokenizer), vocab_size)
 
     def written(files: Sequence[Path], name: str) -> Corpus:
         def report(event: Progress) -> None:

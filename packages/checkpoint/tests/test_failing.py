@@ -33,6 +33,24 @@ def test_an_error_of_the_system_needs_space_or_a_directory(error):
     assert advice(error) == SPACE
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError(
+                "INVALID_ARGUMENT: Disallowed host-to-device transfer: aval=uint32[65536]"
+            ),
+            "jax_transfer_guard",
+        ),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4 bytes"), "free memory"),
+        (raised_from(RuntimeError("no room"), MemoryError()), "free memory"),
+    ],
+)
+def test_a_guard_and_a_lack_of_memory_are_not_said_to_need_space(error, words):
+    assert words in advice(error)
+    assert "space" not in advice(error)
+
+
 @pytest.mark.parametrize("error", [ValueError("no JSON"), TypeError("uint4"), RuntimeError()])
 def test_other_errors_have_a_cause_of_their_own(error):
     assert advice(error) == "mend its cause"

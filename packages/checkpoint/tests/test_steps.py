@@ -352,3 +352,15 @@ def test_lone_checkpoints_side_by_side_are_no_run(tmp_path, caplog):
     assert not caplog.records
     with pytest.raises(ValueError, match="different numbers, got full_3 and lora_3"):
         Store(tmp_path).restore(model=np.ones(2))
+
+
+@pytest.mark.parametrize(
+    "name", ["a[b]", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("a*b", "a?b"))]
+)
+def test_a_root_that_orbax_reads_as_a_pattern_is_refused(tmp_path, name):
+    with (
+        Store(tmp_path / name) as store,
+        pytest.raises(ValueError, match=r"must have none of .* got '.*'; rename the directory"),
+    ):
+        store.save(1, item=np.ones(3))
+    assert not (tmp_path / name).exists()

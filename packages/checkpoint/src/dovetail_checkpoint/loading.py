@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import agree, mapping, pieces, placing, target
+from dovetail_checkpoint import agree, mapping, pieces, placing, target, transfers
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.names import leaf_names, match_names
 from dovetail_checkpoint.opening import open_source
+from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.pieces import Built, Piece
 from dovetail_checkpoint.report import DamageError, Problem
 from dovetail_checkpoint.rules import Rule
@@ -53,6 +54,7 @@ def load(
     Raises:
         ValueError: The leaves do not fit. Raised before any is read.
         DamageError: A leaf differs from its digest; the error names leaf and file.
+        RuntimeError: jax.config forbids `jax.device_put`.
 
     Example:
 
@@ -67,6 +69,8 @@ def load(
     _check_group(group_bytes)
     source = open_source(path, item=item)
     plan = mapping.compiled(source.leaves, rules, target=wanted)
+    if isinstance(source, OrbaxItem):
+        transfers.check(wanted)
     names, leaves, structure = leaf_names(wanted)
     by_name = dict(zip(match_names(names), leaves, strict=True))
     done = {name: by_name[name] for name in plan.initial}

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_checkpoint import _compat, checksums, foreign, reading, target
+from dovetail_checkpoint import _compat, checksums, foreign, reading, target, transfers
 from dovetail_checkpoint.manifest import Identity, Leaf, TreeItem
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.report import DamageError, Problem
@@ -48,6 +48,7 @@ class OrbaxItem:
     def read(self, places: Mapping[str, jax.sharding.Sharding | None]) -> dict[str, Value]:
         """See Source.read. Leaves that are not named are not opened."""
         wanted = {name: _target(self._by_name[name], place) for name, place in places.items()}
+        transfers.check(wanted)
         asked = [
             _compat.PLACEHOLDER
             if name not in wanted

@@ -116,6 +116,15 @@ def check_number(step: int) -> None:
         )
 
 
+def check_root(root: Path) -> None:
+    """Raises ValueError if Orbax would read the path of a run as a pattern, and lose its arrays."""
+    if any(character in "*?[" for character in str(root)):
+        raise ValueError(
+            "the path of a run must have none of the characters *, ? and [, which Orbax reads as a "
+            f"pattern, got {str(root)!r}; rename the directory"
+        )
+
+
 def step_directory(root: Path, step: int) -> Path:
     """Returns `root/STEP`, or the directory of plain Orbax for a step that only it wrote."""
     own = root / str(step)

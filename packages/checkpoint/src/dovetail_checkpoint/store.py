@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, checksums, reading, retention
+from dovetail_checkpoint import _compat, agree, checksums, reading, retention, transfers
 from dovetail_checkpoint.contents import Checked, check, contents
 from dovetail_checkpoint.failing import advice
 from dovetail_checkpoint.manifest import Identity
@@ -23,6 +23,7 @@ from dovetail_checkpoint.steps import (
     SavedStep,
     begin_run,
     check_number,
+    check_root,
     committed_steps,
     described_steps,
     misplaced_steps,
@@ -152,12 +153,13 @@ class Store:
                 set_state.
 
         Raises:
-            ValueError: The step exists, or an item cannot be stored.
+            ValueError: The step exists, an item cannot be stored, or the root has one of `*?[`.
             TypeError: An item cannot be stored.
             RuntimeError: The previous save failed, or another process writes to the root.
         """
         self.wait()
         check_number(step)
+        check_root(self._root)
         numbers = checked(metrics, step=step)
         writer = writer_of(self._root)
         writer.enter(self)
@@ -203,13 +205,14 @@ class Store:
 
         Raises:
             ValueError: The step belongs to another model, or `step` was not saved.
-            RuntimeError: No step is intact.
+            RuntimeError: No step is intact, or jax.config forbids `jax.device_put`.
         """
         self.wait()
         if not targets:
             raise ValueError(
                 "restore needs at least one target, got none; restore(model=jax.eval_shape(init))"
             )
+        transfers.check(targets)
         tried: dict[int, StepReport] = {}
         deleted: set[int] = set()
         while (candidate := self._next(step, {*tried, *deleted})) is not None:

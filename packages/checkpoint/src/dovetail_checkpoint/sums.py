@@ -82,7 +82,8 @@ def word_sums(words: np.ndarray, start: int) -> list[np.ndarray | jax.Array]:
         if words.nbytes >= _BLOCK_BYTES[0]:
             done = -words.ctypes.data % _ALIGNED_BYTES // words.itemsize
             parts.append(_numpy_sums(words[:done], start))
-        with jax.default_device(device):
+        # Also on the threads of a save or a read, which have the guard of the whole process.
+        with jax.default_device(device), jax.transfer_guard("allow"):
             for block_bytes in _BLOCK_BYTES:
                 size = block_bytes // words.itemsize
                 while words.size - done >= size:

@@ -212,11 +212,11 @@ class Store:
             raise ValueError(
                 "restore needs at least one target, got none; restore(model=jax.eval_shape(init))"
             )
-        transfers.check(targets)
         tried: dict[int, StepReport] = {}
         deleted: set[int] = set()
         while (candidate := self._next(step, {*tried, *deleted})) is not None:
             number, run, problems = candidate
+            transfers.check(targets)
             report, items = reading.read(self._root, number, targets, run=run)
             report = self._judged(report)
             if report.problems and was_deleted(report.path):

@@ -18,10 +18,11 @@ def advice(error: BaseException) -> str:
         return "give the Store a larger timeout_s"
     if any(_GUARD.search(str(cause)) for cause in chain):
         return 'set jax_transfer_guard to "allow" in jax.config, which holds for all threads'
-    if any(isinstance(cause, MemoryError) or _MEMORY.search(str(cause)) for cause in chain):
-        return "free memory of the host or the devices"
     if any(isinstance(cause, OSError) or _OF_SYSTEM.search(str(cause)) for cause in chain):
         return "free space or fix the directory"
+    # After the disk: TensorStore calls a full one exhausted, too.
+    if any(isinstance(cause, MemoryError) or _MEMORY.search(str(cause)) for cause in chain):
+        return "free memory of the host or the devices"
     return "mend its cause"
 
 
@@ -30,6 +31,5 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     chain = []
     while error is not None and error not in chain:
         chain.append(error)
-        hidden = error.__suppress_context__  # raised "from None", or from a cause
-        error = error.__cause__ or (None if hidden else error.__context__)
+        error = error.__cause__ or error.__context__
     return chain

@@ -223,7 +223,7 @@ def test_a_command_killed_at_any_moment_resumes_to_the_same_bytes(source, file, 
 
 @pytest.mark.thorough("it compiles an engine")
 def test_a_command_parses_the_tokenizer_once(source, capsys, monkeypatch):
-    parsed, load = [], tokenizer._load
-    monkeypatch.setattr(tokenizer, "_load", lambda content: parsed.append(content) or load(content))
+    parsed, plain = [], tokenizer._plain  # each parsed tokenizer passes it
+    monkeypatch.setattr(tokenizer, "_plain", lambda each: parsed.append(each) or plain(each))
     assert cli.main(["generate", str(source), "--prompt", "def ", "--max-tokens", "2"]) == 0
     assert len(parsed) == 1

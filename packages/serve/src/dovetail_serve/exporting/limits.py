@@ -107,7 +107,7 @@ class _Watch:
 
     def __init__(self, step: str, limit_s: float, thread: int) -> None:
         self._step, self._limit_s, self._thread_id = step, limit_s, thread
-        self._lock, self._done = threading.Lock(), threading.Event()
+        self._lock, self._done, self._sent = threading.Lock(), threading.Event(), False
 
     def start(self) -> None:
         """Starts the watch."""
@@ -117,8 +117,10 @@ class _Watch:
         """Ends the watch: no interruption is raised after it."""
         with self._lock:
             self._done.set()
-            # One that was sent is not raised yet. None takes it back.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), None)
+        # One that was sent is raised here. To take it back would leave CPython's flag for it set,
+        # with which a thread that is profiled never goes on.
+        for _ in range(100 if self._sent else 0):
+            pass
 
     def _run(self) -> None:
         start = time.monotonic()
@@ -129,6 +131,7 @@ class _Watch:
         while not self._done.wait(0):
             with self._lock:
                 if not self._done.is_set():
+                    self._sent = True
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(
                         ctypes.c_ulong(self._thread_id), ctypes.py_object(_Interruption)
                     )

@@ -3,7 +3,7 @@
 import contextlib
 
 from dovetail_stack.supervision import Supervision
-from dovetail_train.hooks import InterruptibleHook, Interruption, result_of
+from dovetail_train.hooks import INTERRUPTED, InterruptibleHook, result_of
 
 
 class Rank:
@@ -78,7 +78,7 @@ def test_saves_are_a_phase_of_the_rank():
 def test_an_interrupted_hook_ends_its_phase():
     rank = Rank()
     (long,) = Supervision(rank, 90.0).in_phases([Long(rank.log)])
-    assert _run(long, stopped=lambda: True) is Interruption.STOPPED
+    assert _run(long, stopped=lambda: True) is INTERRUPTED
     assert rank.log == ["begin Long 90", "part 0", "end Long"]
 
 

@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import BadStep, Eval, Trainer
+from dovetail_train import BadStep, Eval, Trainer, Watch
 
 
 class _Data:
@@ -376,3 +378,22 @@ def test_what_is_open_is_closed_however_a_run_ends():
     with pytest.raises(KeyboardInterrupt):
         _fit(_Data(), steps=3, hooks=[hook], sinks=[sink], store=store)
     assert (hook.closed, sink.closed, store.waited) == (1, 2, True)
+
+
+@pytest.mark.parametrize("how", ["config", pytest.param("context", marks=pytest.mark.thorough)])
+def test_a_guard_against_transfers_lets_a_run_and_its_steps_pass(how):
+    held_out = [{"x": _Data.rows(20)}]
+    hooks = [Watch("**", every=2), Eval(held_out, every=2, metrics={"loss": _loss})]
+    context = jax.transfer_guard("disallow") if how == "context" else contextlib.nullcontext()
+    model, trainer = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), Trainer(optax.adam(1e-2), _loss)
+    if how == "config":
+        jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        with context:
+            result = trainer.fit(model, _Data(), steps=3, hooks=hooks)
+            state, metrics = trainer.step(trainer.init(model), {"x": _Data.rows(0)})
+            assert metrics.read()["loss"] > 0
+            assert trainer.program(model, {"x": _Data.rows(0)}).accumulate == 1
+    finally:
+        jax.config.update("jax_transfer_guard", None)
+    assert (result.step, int(state.step)) == (3, 1)

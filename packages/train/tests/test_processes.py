@@ -75,6 +75,11 @@ def test_two_processes_resume_from_one_store(tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_hook_of_one_process_ends_the_run_of_all_at_the_same_step():
+    assert _train(2, program="hooks.py") == [[5, False], [3, True], [5, False]]
+
+
+@pytest.mark.thorough
 def test_pairs_are_not_torn_by_microbatches_devices_or_processes(on_eight_devices):
     losses = on_eight_devices("pairs.py") | _train(2, program="pairs.py")
     whole = losses.pop("one/1")

@@ -44,7 +44,7 @@ class _InPhase:
 
     def __init__(self, hook: Any, supervision: Supervision) -> None:
         self.every: int = hook.every
-        self.__name__ = type(hook).__name__  # for messages
+        self.__name__: str = getattr(hook, "__name__", type(hook).__name__)  # for its errors
         self._hook, self._supervision = hook, supervision
 
     def __call__(self, trainer: Any, state: Any, step: int) -> Mapping[str, float] | None:

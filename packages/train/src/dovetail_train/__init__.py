@@ -26,7 +26,7 @@
 - Evaluation: `Eval`, `BitsPerByte`, `loglikelihood`, `rolling_loglikelihood`, `Likelihoods`
 - Evaluation by questions: `multiple_choice`, `MultipleChoice`, `Question`, `Answers`, `Share`;
   `LMEval` and its `Sampler` for lm-evaluation-harness
-- Hooks: `Hook`, `Watch`, `Trace`
+- Hooks: `Hook`, `StopRun`, `Watch`, `Trace`
 - Sinks: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
 - Reports: `write_report`, `show_report`, `ReportPage`, `Section`, `read_jsonl`, `read_account`,
   `Account`
@@ -46,7 +46,7 @@ from dovetail_train.eval.harness import LMEval, Sampler
 from dovetail_train.eval.likelihood import Likelihoods, loglikelihood, rolling_loglikelihood
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import BadStep, StepGuard
-from dovetail_train.hooks import Hook
+from dovetail_train.hooks import Hook, StopRun
 from dovetail_train.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
 from dovetail_train.mesh import (
     abstract_mesh,
@@ -142,6 +142,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Sampler",
     # Hooks
     "Hook",
+    "StopRun",
     "Watch",
     "Trace",
     # Sinks and reports

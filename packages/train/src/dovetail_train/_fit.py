@@ -16,17 +16,10 @@ import jax
 
 from dovetail_train._checks import check_run
 from dovetail_train._completions import Completions
-from dovetail_train._progress import Progress
+from dovetail_train._progress import Progress, StopsTogether
 from dovetail_train.clock import Activity, Clock, Throughput
 from dovetail_train.guard import Verdicts
-from dovetail_train.hooks import (
-    Closable,
-    Hook,
-    InterruptibleHook,
-    Interruption,
-    result_of,
-    scalars_of,
-)
+from dovetail_train.hooks import INTERRUPTED, Closable, Hook, StopRun, call
 from dovetail_train.mesh import ambient
 from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
@@ -50,8 +43,8 @@ class Result:
     Attributes:
         state: Final state.
         step: Number of updates in all.
-        interrupted: Whether `stop` ended the run before `steps`, or before the hooks of its last
-            step.
+        interrupted: Whether `stop` or a hook ended the run before `steps`, or before the hooks of
+            its last step.
         scalars: Scalars of the last step; empty if no step was left to run.
         seconds: Wall time by activity (see `Clock`), with that of earlier launches up to their last
             save.
@@ -89,6 +82,7 @@ class Run:
         now: Clock of the run, in seconds.
     """
 
+    @jax.transfer_guard("allow")  # the user's guard is for the steps of training
     def __init__(
         self,
         trainer: "Trainer",
@@ -120,6 +114,7 @@ class Run:
         self._now, self._completions = now, Completions(now)
         self._clock, self._throughput = Clock(now), Throughput(now=now)
         self._progress = Progress(self._clock, hooks)
+        self._stops = StopsTogether(hooks)
         place = Compared(trainer.place, trainer.mesh)
         self._data = (
             Draws(iterator, place) if isinstance(iterator, DrawnData) else Prefetch(iterator, place)
@@ -249,33 +244,28 @@ class Run:
         return [hook for hook in self._hooks if step % hook.every == 0]
 
     def _finish(self, step: int, due: Sequence[Hook]) -> bool:
-        """Calls the hooks after an update. Returns True if `stop` ends the run."""
+        """Calls the hooks after an update. Returns True if `stop` or a hook ends the run."""
         self._progress.pending_hooks, self._measured = len(due), {}
         stopped = self._is_stopped(step)
         if due:
             self._drain()
             self._clock.enter("hooks")
             while self._progress.pending_hooks and not stopped:
-                scalars = self._call(due[-self._progress.pending_hooks], step)
-                if isinstance(scalars, Interruption):
-                    stopped = True
-                else:
+                hook = due[-self._progress.pending_hooks]
+                scalars = call(
+                    hook, self._trainer, self._state, step, stopped=lambda: self._is_stopped(step)
+                )
+                stopped = scalars is INTERRUPTED
+                if scalars is not INTERRUPTED:
                     self._progress.pending_hooks -= 1
                     self._measured |= finite(scalars)
                     self._write(step, scalars)
-                    stopped = self._is_stopped(step)
+                    ends = self._stops.agree(isinstance(scalars, StopRun), hook)
+                    stopped = self._is_stopped(step) or ends
             self._account(step)
             self._clock.enter("step")
             self._throughput.resume()
         return stopped and (step < self._steps or self._progress.pending_hooks > 0)
-
-    def _call(self, hook: Hook, step: int) -> Mapping[str, float] | Interruption:
-        """Returns the scalars of the hook, or that `stop` has interrupted it."""
-        if not isinstance(hook, InterruptibleHook):
-            return scalars_of(hook, hook(self._trainer, self._state, step))
-        parts = hook.run_in_parts(self._trainer, self._state, step)
-        result = result_of(parts, stopped=lambda: self._is_stopped(step))
-        return result if isinstance(result, Interruption) else scalars_of(hook, result)
 
     def _is_stopped(self, step: int) -> bool:
         return self._stop is not None and self._stop(step)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from dovetail_train.clock import Clock
-from dovetail_train.hooks import Hook
-from dovetail_train.processes import first
+from dovetail_train.hooks import Hook, name_of_hook
+from dovetail_train.processes import first, gather
 from dovetail_train.store import Stateful
 
 
@@ -66,3 +66,30 @@ class Progress:
         self.pending_hooks = state["pending_hooks"]
         for hook, (_, value) in zip(self._hooks, state["hooks"], strict=True):
             hook.set_state(value)
+
+
+class StopsTogether:
+    """The agreement of all processes that a hook ends the run.
+
+    It costs a collective for each call of a hook, so the processes must have the same hooks. With
+    other hooks on some of them, as for logging, no hook can end the run.
+    """
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        names = [[name_of_hook(hook), hook.every] for hook in hooks]
+        self._every = gather(names)
+        self._are_alike = all(others == names for others in self._every)
+
+    def agree(self, ends: bool, hook: Hook) -> bool:
+        """Returns True if `hook` ends the run on any process. A collective if all have it.
+
+        Raises RuntimeError if it ends the run, and the processes have other hooks.
+        """
+        if self._are_alike:
+            return any(gather(ends))
+        if ends:
+            raise RuntimeError(
+                "a hook that ends the run must be on every process, got StopRun from "
+                f"{name_of_hook(hook)} with the hooks {self._every}; pass the same hooks everywhere"
+            )
+        return False

@@ -3,13 +3,22 @@
 """Hooks: callbacks that `fit` runs every so many steps."""
 
 import enum
-from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from dovetail_train.state import State
 
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
+
+
+class StopRun(dict[str, float]):
+    """Scalars of a hook that ends the run: `return StopRun({"eval/loss": loss})`.
+
+    `fit` writes the scalars, saves, and returns with `interrupted=True`. The hook has finished, so
+    a resumed run does not call it again for this step. With several processes, one of them is
+    enough: all end the run at the same step.
+    """
 
 
 @runtime_checkable
@@ -29,7 +38,7 @@ class Hook(Protocol):
         step: Number of updates made so far.
 
     Returns:
-        Scalars by name. None, as of a function without `return`, is none of them.
+        Scalars by name, a `StopRun` of them to end the run, or None for no scalars.
     """
 
     every: int
@@ -43,10 +52,10 @@ class Hook(Protocol):
 class InterruptibleHook(Protocol):
     """A long hook that a stop request may interrupt.
 
-    `fit` iterates `run_in_parts`, which returns the scalars, and checks for a stop request after
-    every `yield`. After an interruption the checkpoint marks the hook as pending, and the resumed
-    run calls pending hooks before its next step. A step is saved once, so a hook can run more than
-    once for one step.
+    `fit` iterates `run_in_parts`, which returns the same as a `Hook`, and checks for a stop request
+    after every `yield`. After an interruption the checkpoint marks the hook as pending, and the
+    resumed run calls pending hooks before its next step. A step is saved once, so a hook can run
+    more than once for one step.
     """
 
     def run_in_parts(
@@ -64,44 +73,77 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Interruption(enum.Enum):
-    """The result of a hook that a stop request has interrupted. No hook returns it."""
+class Interrupted(enum.Enum):
+    """The result of a hook that a stop request interrupted."""
 
-    STOPPED = enum.auto()
+    INTERRUPTED = enum.auto()
 
 
-def result_of(parts: Generator[None, None, Any], *, stopped: Callable[[], bool]) -> Any:
-    """Returns the result of `parts`, or `Interruption.STOPPED` if `stopped` is true after a yield.
+INTERRUPTED = Interrupted.INTERRUPTED
 
-    Args:
-        parts: The running hook.
-        stopped: Tests for a stop request.
-    """
+
+def result_of(
+    parts: Generator[None, None, Any], *, stopped: Callable[[], bool]
+) -> Any | Literal[Interrupted.INTERRUPTED]:
+    """Returns the result of `parts`, or INTERRUPTED if `stopped` is true after a yield."""
     while True:
         try:
             next(parts)
         except StopIteration as end:
             return end.value
         if stopped():
-            return Interruption.STOPPED
+            return INTERRUPTED
 
 
-def scalars_of(hook: Any, result: Any) -> Mapping[str, float]:
-    """Returns the scalars that a hook has returned, and none for None.
+def call(
+    hook: Hook, trainer: "Trainer", state: State, step: int, *, stopped: Callable[[], bool]
+) -> Mapping[str, float] | Literal[Interrupted.INTERRUPTED]:
+    """Calls a hook.
 
     Args:
-        hook: The hook, for the message.
-        result: Its result.
+        hook: The hook.
+        trainer: See `Hook`.
+        state: See `Hook`.
+        step: See `Hook`.
+        stopped: Whether a stop is requested, for the parts of an `InterruptibleHook`.
+
+    Returns:
+        Its scalars as Python floats, in a `StopRun` if the run ends; INTERRUPTED if not finished.
 
     Raises:
-        TypeError: The result is no mapping with names.
+        TypeError: The hook returned something else.
     """
+    if isinstance(hook, InterruptibleHook):
+        parts = hook.run_in_parts(trainer, state, step)
+        if not isinstance(parts, Iterator):
+            raise TypeError(
+                f"run_in_parts must be a generator, got {name_of_hook(hook)}.run_in_parts "
+                f"returning {parts!r:.100}; write `yield` between its parts, or leave it out"
+            )
+        result = result_of(parts, stopped=stopped)
+    else:
+        result = hook(trainer, state, step)
+    return result if result is INTERRUPTED else _scalars(hook, result)
+
+
+def name_of_hook(hook: Hook) -> str:
+    """Returns the name of a function or of a class."""
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
+def _scalars(hook: Hook, result: Any) -> Mapping[str, float]:
     if result is None:
         return {}
-    if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
-        name = getattr(hook, "__name__", type(hook).__name__)
-        raise TypeError(
-            f"a hook must return scalars by name, or None, got {result!r:.100} from {name}; write "
-            "for example return {'accuracy': accuracy}"
-        )
-    return result
+    refusal = (
+        "a hook must return scalars by name, StopRun(scalars) to end the run, or nothing, got "
+        f"{name_of_hook(hook)} returning {result!r:.100}; write return {{'name': value}}"
+    )
+    if not isinstance(result, Mapping):
+        raise TypeError(refusal)
+    if not all(isinstance(name, str) and not isinstance(x, str) for name, x in result.items()):
+        raise TypeError(refusal)
+    try:
+        scalars = {name: float(x) for name, x in result.items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(refusal) from error
+    return StopRun(scalars) if isinstance(result, StopRun) else scalars

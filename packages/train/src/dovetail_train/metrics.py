@@ -66,6 +66,7 @@ def finite(scalars: Mapping[str, float]) -> dict[str, float]:
     return {name: x for name, x in numbers.items() if math.isfinite(x)}
 
 
+@jax.transfer_guard("allow")  # it reads on a device; the message must not be about that
 def first_non_finite(tree: Any) -> str | None:
     """Returns the name of the first float leaf with a NaN or infinity, or None. Reads every
     leaf.

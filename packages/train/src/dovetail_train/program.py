@@ -156,6 +156,7 @@ class Programs:
         """The mesh; may be abstract."""
         return self.placement.rows.mesh
 
+    @jax.transfer_guard("allow")  # the user's guard is for the steps of training
     def split(self, model: nnx.Module) -> tuple[Definition, Arrays]:
         """Splits a model into definition and arrays. Raises the errors of `state.split`."""
         check_model(model)

@@ -235,6 +235,7 @@ def _kept(states: Sequence[nnx.State]) -> frozenset[str]:
     )
 
 
+@jax.transfer_guard("allow")
 def build(definition: Definition, arrays: Arrays) -> State:
     """Returns the state before the first update, placed by the definition's shardings.
 

@@ -187,10 +187,11 @@ class Trainer:
         """
         prepared = self._ready()
         if jax.process_count() > 1 or self._placement.tokens > 1 or _is_placed(batch):
-            batch = self.place(batch)
+            batch, sent = self.place(batch), nullcontext()
         else:
             self._check_batch(batch)  # jit sends NumPy arrays to the devices faster than device_put
-        with ambient(self.mesh):
+            sent = jax.transfer_guard("allow")
+        with ambient(self.mesh), sent:
             return prepared.step(state, dict(batch))
 
     def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
@@ -248,8 +249,9 @@ class Trainer:
                 scalars of the hooks of that step.
             save_every: Updates between saves. The end of the run and a stop request also save.
             sinks: Destinations of scalars. Process 0 alone writes to them; see `Sink`.
-            hooks: Callbacks, on every process. Hooks interrupted by a stop request run first when
-                the run is resumed, at every launch until a later step is saved.
+            hooks: Callbacks, on every process; one that returns `StopRun` ends the run. Hooks
+                interrupted by a stop request run first when the run is resumed, at every launch
+                until a later step is saved.
             stop: Receives the number of updates after each of them, after each hook, and between
                 the batches of an `Eval`. True saves and ends the run.
             resume: "exact" refuses to add or drop an average, a guard or arrays of the optimizer;

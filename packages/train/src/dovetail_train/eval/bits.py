@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from dovetail_train.hooks import result_of
+from dovetail_train.hooks import INTERRUPTED, result_of
 from dovetail_train.loss import CrossEntropy, lm_loss, token_sums
 from dovetail_train.mesh import ambient
 from dovetail_train.state import State
@@ -103,8 +103,7 @@ class Eval:
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
         means = result_of(self.run_in_parts(trainer, state, step), stopped=lambda: False)
-        assert isinstance(means, dict)
-        return means
+        return {} if means is INTERRUPTED else means
 
     def run_in_parts(
         self, trainer: "Trainer", state: State, step: int
@@ -116,7 +115,7 @@ class Eval:
             state: The state.
             step: Number of updates.
         """
-        with ambient(trainer.mesh):
+        with ambient(trainer.mesh), jax.transfer_guard("allow"):
             key = jax.random.fold_in(jax.random.key(trainer.seed), step)
         compute = self._compute_for(trainer)
         sums: dict[str, np.ndarray] = {}

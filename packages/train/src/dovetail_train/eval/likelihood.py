@@ -58,6 +58,7 @@ class _Row:
     count: int
 
 
+@jax.transfer_guard("allow")
 def loglikelihood(
     model: nnx.Module,
     requests: Sequence[Request],
@@ -121,6 +122,7 @@ def loglikelihood(
     return _collect(kept, groups, jax.device_get(scores), requests)
 
 
+@jax.transfer_guard("allow")
 def rolling_loglikelihood(
     model: nnx.Module,
     documents: Sequence[Tokens],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from dovetail_models import abstract, init, llama, save
+from dovetail_models import abstract, init, llama, load, save
 
 CONFIG = llama(
     vocab_size=301, embed=64, depth=3, heads=4, kv_heads=2, mlp=96,
@@ -65,3 +65,14 @@ def test_a_name_is_no_configuration(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(TypeError, match=r"got config='llama'. Build one .* or use load\(path\)"):
         init("llama", seed=0)
+
+
+@pytest.mark.thorough
+def test_a_model_is_made_and_stored_under_a_guard_against_transfers(tmp_path, leaves):
+    config = llama(vocab_size=300, embed=256, depth=1, heads=2, mlp=256)
+    with jax.transfer_guard("disallow"):
+        made = init(config, seed=0)
+        save(made, tmp_path / "model")
+        loaded = load(tmp_path / "model")
+    for name, leaf in leaves(made).items():
+        np.testing.assert_array_equal(leaves(loaded)[name], leaf)

@@ -174,3 +174,14 @@ def test_a_file_that_is_cut_off_is_refused(size, tmp_path):
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"whole safetensors file, got .*weights.*; copy it again"):
         load(tmp_path, Model())
+
+
+@pytest.mark.thorough
+def test_calibration_and_files_pass_a_guard_against_transfers(tmp_path):
+    model, x = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), jnp.ones((4, 256))
+    rules = plan(model, [("**", Spec(weight="int4", group=128, method="gptq"))])
+    with jax.transfer_guard("disallow"):
+        done = apply(model, calibrate(model, rules, [x], run=lambda m, batch: m(batch)))
+        save(done, tmp_path / "q")
+        loaded = load(tmp_path / "q", model)
+    assert bits(loaded) == bits(done)

@@ -44,6 +44,7 @@ def init(
 def init(
     config: DualConfig, *, mesh: Mesh | None = ..., rules: Rules | None = ..., seed: int
 ) -> DualEncoder: ...
+@jax.transfer_guard("allow")  # the user's guard is for the steps of training
 def init(
     config: AnyConfig, *, mesh: Mesh | None = None, rules: Rules | None = None, seed: int
 ) -> AnyModel:

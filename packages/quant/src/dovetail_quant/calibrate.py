@@ -57,6 +57,7 @@ def run_decoder(model: Any, batch: Mapping[str, Any]) -> Any:
         return model(jnp.asarray(batch["tokens"]), **options)
 
 
+@jax.transfer_guard("allow")
 def calibrate(
     model: nnx.Module,
     plan: Plan,

@@ -79,6 +79,7 @@ def _write_weights(path: Path, arrays: dict[str, Any]) -> None:
     path.chmod(mode)
 
 
+@jax.transfer_guard("allow")  # the user's guard is for the steps of training
 def load(
     directory: Path | str,
     model: nnx.Module,

@@ -131,6 +131,7 @@ class Report:
         return "\n".join(lines)
 
 
+@jax.transfer_guard("allow")
 def report(
     model: nnx.Module,
     quantized: nnx.Module,

@@ -101,6 +101,7 @@ class Search:
         return [(int(limit), self.plan_for(int(limit))[1]) for limit in limits]
 
 
+@jax.transfer_guard("allow")
 def search(
     model: nnx.Module,
     batches: Iterable[Any],

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plain Orbax makes of a step, and what Orbax's names are to us."""
 
+import gc
 import json
+import shutil
 import threading
 
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Store, _compat
+from dovetail_checkpoint import Store, _compat, load, verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 
@@ -96,3 +98,28 @@ def test_metrics_lie_where_orbax_puts_them(tmp_path):
 
 def test_no_metrics_are_none(run):
     assert _compat.load_metrics(run / "4") is None
+
+
+@pytest.mark.parametrize(
+    "read", ["restore", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("load", "verify"))]
+)
+def test_arrays_that_vanish_while_others_are_read_print_no_tracebacks(
+    tmp_path, capfd, caplog, read
+):
+    tree = {f"w{i}": np.full((64, 64), i, np.float32) for i in range(40)}
+    with Store(tmp_path) as store:
+        for step in (1, 2):
+            store.save(step, model=tree)
+    for directory in (tmp_path / "2" / "model").rglob("d"):
+        shutil.rmtree(directory)  # as a deletion has left it after a while
+    capfd.readouterr()
+    if read == "restore":
+        assert Store(tmp_path).restore(model=tree)[0] == 1
+    elif read == "load":
+        with pytest.raises(RuntimeError, match="got damage in"):
+            load(tmp_path / "2", tree)
+    else:
+        assert [step.verdict for step in verify(tmp_path).steps] == ["damaged", "verified"]
+    gc.collect()  # asyncio speaks of a task when it is collected
+    assert "Traceback" not in capfd.readouterr().err
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -1,9 +1,22 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import shutil
+
 import jax.numpy as jnp
 import pytest
 
-from dovetail_checkpoint import Store, convert, diff, explain, load, verify
+from dovetail_checkpoint import (
+    Store,
+    convert,
+    diff,
+    explain,
+    export_safetensors,
+    inspect,
+    load,
+    reading,
+    verify,
+)
+from dovetail_checkpoint.cli import main
 from dovetail_checkpoint.opening import is_safetensors, open_source
 
 
@@ -65,3 +78,71 @@ def test_a_missing_step_of_a_run_is_listed_by_every_reader(run, tmp_path):
     ):
         with pytest.raises(ValueError, match=r"99, which does not exist; .* the steps \[3, 12\]"):
             call(run / "99")
+
+
+def _deleted_while_read(root, monkeypatch, *, before):
+    """Deletes step 12 of a copy of a run once, when its manifest is read: `before`, or after."""
+    read = reading.read_record
+
+    def late(directory):
+        found = None if before else read(directory)
+        shutil.rmtree(root / "12", ignore_errors=True)
+        return read(directory) if before else found
+
+    monkeypatch.setattr(reading, "read_record", late)
+
+
+READS = {
+    "load": lambda step, out: load(step, {"w": jnp.ones(2)}, item="model"),
+    "of a tree": lambda step, out: load(step / "model", {"w": jnp.ones(2)}),
+    "explain": lambda step, out: explain(step, item="model"),
+    "inspect": lambda step, out: inspect(step),
+    "verify": lambda step, out: verify(step),
+    "export": lambda step, out: export_safetensors(step, out, item="model"),
+    "convert": lambda step, out: convert(step, out, format="orbax", item="model"),
+    "diff": lambda step, out: diff(step.parent / "3", step, item="model"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["load", *(pytest.param(x, marks=pytest.mark.thorough) for x in READS if x != "load")]
+)
+@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_step_deleted_while_it_is_read_is_told_in_one_line(
+    run, tmp_path, monkeypatch, name, before
+):
+    root = tmp_path / "run"
+    shutil.copytree(run, root)
+    _deleted_while_read(root, monkeypatch, before=before)
+    if not before and name in ("explain", "inspect"):
+        READS[name](root / "12", tmp_path / "out")  # the manifest was all that they read
+        return
+    with pytest.raises(
+        RuntimeError,
+        match=r"^a step must stay until it is read, got \S*/run/12\S*, deleted meanwhile; "
+        r"\S*/run has the steps \[3\]: give \S*/run/3$",
+    ):
+        READS[name](root / "12", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("action", ["inspect", "verify"])
+def test_the_command_tells_of_a_deleted_step_in_one_line(
+    run, tmp_path, monkeypatch, capsys, action
+):
+    root = tmp_path / "run"
+    shutil.copytree(run, root)
+    _deleted_while_read(root, monkeypatch, before=True)
+    assert main([action, str(root / "12")]) == 1
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 2)  # the error, and a hint of --debug
+    assert "deleted meanwhile" in said.err.splitlines()[0]
+
+
+def test_a_run_is_listed_and_verified_without_a_step_that_is_deleted_meanwhile(
+    run, tmp_path, monkeypatch
+):
+    root = tmp_path / "run"
+    shutil.copytree(run, root)
+    _deleted_while_read(root, monkeypatch, before=True)
+    assert [step.step for step in verify(root).steps] == [3]

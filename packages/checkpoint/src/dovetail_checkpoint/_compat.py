@@ -8,10 +8,14 @@ JSON handler. Orbax commits all of them together when it renames the temporary d
 """
 
 import asyncio
+import functools
 import json
+import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,10 +24,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as v0
 import orbax.checkpoint.experimental.v1 as ocp
+import uvloop
 
 from dovetail_checkpoint import agree
 from dovetail_checkpoint.manifest import MANIFEST_ITEM
 
+_logger = logging.getLogger(__name__)
 # Orbax writes to `STEP` + this + an optional stamp, and renames when everything lies on disk.
 UNCOMMITTED_SUFFIX = ".orbax-checkpoint-tmp"
 # The item in which Orbax keeps the metrics of a step.
@@ -156,8 +162,9 @@ def load_tree(directory: Path, item: str | None, target: Any) -> Any:
         return ocp.load(str(directory), target, checkpointable_name=item)
 
 
-def _alone() -> ocp.Context:
-    """Returns a context without barriers: each process reads its own shards.
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A context without barriers: each process reads its own shards.
 
     With barriers, a failing process leaves the others waiting in Orbax for five minutes; then jax
     ends all of them.
@@ -165,7 +172,44 @@ def _alone() -> ocp.Context:
     context = ocp.Context()
     context.multiprocessing.active_processes = {jax.process_index()}
     context.multiprocessing.primary_host = jax.process_index()
-    return context
+    _use_patient_loops()
+    _reading.depth = getattr(_reading, "depth", 0) + 1
+    try:
+        with context:
+            yield
+    finally:
+        _reading.depth -= 1
+
+
+_reading = threading.local()
+
+
+class _PatientLoop(uvloop.Loop):
+    """An event loop that finishes the reads of Orbax after one of them failed.
+
+    Orbax closes the loop at the first error. Each other read, of hundreds in a step that is deleted
+    meanwhile, would then print a traceback. The first error is the one that Orbax raises.
+    """
+
+    def close(self) -> None:
+        if not self.is_closed():
+            rest = asyncio.all_tasks(self)
+            self.run_until_complete(asyncio.wait(rest) if rest else asyncio.sleep(0))
+        super().close()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        _logger.debug("after a failed read: %s", context.get("exception"))
+
+
+@functools.cache
+def _use_patient_loops() -> None:
+    """Lets Orbax read in a patient loop: it makes one by `uvloop.new_event_loop`."""
+    usual = uvloop.new_event_loop
+
+    def new_event_loop() -> uvloop.Loop:
+        return _PatientLoop() if getattr(_reading, "depth", 0) else usual()
+
+    uvloop.new_event_loop = new_event_loop
 
 
 def tree_metadata(directory: Path, item: str | None) -> Any:

@@ -13,7 +13,7 @@ from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.export import export_safetensors, tensors
 from dovetail_checkpoint.loading import explain
 from dovetail_checkpoint.mapping import Explanation
-from dovetail_checkpoint.opening import open_source
+from dovetail_checkpoint.opening import of_paths_that_stay, open_source
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.rules import Rule
@@ -27,6 +27,7 @@ _STEP, _ITEM = 0, "model"
 _TEXTS = ("python str", "python bytes")
 
 
+@of_paths_that_stay
 @jax.transfer_guard("allow")
 def convert(
     path: str | Path,
@@ -89,6 +90,7 @@ def convert(
         store.save(_STEP, **{name or _ITEM: _nested(leaves)})
 
 
+@of_paths_that_stay
 def planned(
     path: str | Path,
     *,

@@ -16,7 +16,7 @@ from dovetail_checkpoint import _compat, mapping
 from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.mapping import Explanation
-from dovetail_checkpoint.opening import is_safetensors, open_source
+from dovetail_checkpoint.opening import is_safetensors, of_paths_that_stay, open_source
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.rules import Rule
@@ -90,6 +90,7 @@ class Diff:
         return "\n".join(lines)
 
 
+@of_paths_that_stay
 @jax.transfer_guard("allow")
 def diff(
     a: str | Path,

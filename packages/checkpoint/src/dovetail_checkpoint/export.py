@@ -21,7 +21,7 @@ from dovetail_checkpoint import mapping, pieces
 from dovetail_checkpoint._durable import new_directory
 from dovetail_checkpoint._safetensors import METADATA
 from dovetail_checkpoint.loading import proven_groups
-from dovetail_checkpoint.opening import open_source
+from dovetail_checkpoint.opening import of_paths_that_stay, open_source
 from dovetail_checkpoint.part_digest import part_sums
 from dovetail_checkpoint.pieces import Built, Piece
 from dovetail_checkpoint.progress import Progress, counter
@@ -36,6 +36,7 @@ _NUMBERS = {"python bool": "bool", "python int": "int64", "python float": "float
 _BLOCK_BYTES = 64 << 20
 
 
+@of_paths_that_stay
 @jax.transfer_guard("allow")
 def export_safetensors(
     path: str | Path,

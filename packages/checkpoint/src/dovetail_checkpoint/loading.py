@@ -18,7 +18,7 @@ import numpy as np
 from dovetail_checkpoint import agree, mapping, pieces, placing, target, transfers
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.names import leaf_names, match_names
-from dovetail_checkpoint.opening import open_source
+from dovetail_checkpoint.opening import of_paths_that_stay, open_source
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.pieces import Built, Piece
 from dovetail_checkpoint.report import DamageError, Problem
@@ -26,6 +26,7 @@ from dovetail_checkpoint.rules import Rule
 from dovetail_checkpoint.source import Source, Value
 
 
+@of_paths_that_stay
 @jax.transfer_guard("allow")
 def load(
     path: str | Path,
@@ -78,6 +79,7 @@ def load(
     return structure.unflatten([done[name] for name in by_name])
 
 
+@of_paths_that_stay
 def explain(
     path: str | Path, wanted: Any = None, *, item: str | None = None, rules: Sequence[Rule] = ()
 ) -> mapping.Explanation:

@@ -12,7 +12,12 @@ from dovetail_checkpoint import _compat, checksums, reading
 from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity, Items, TreeItem
 from dovetail_checkpoint.mapping import leaf_bytes
 from dovetail_checkpoint.names import match_names
-from dovetail_checkpoint.opening import is_safetensors, open_source, step_and_item
+from dovetail_checkpoint.opening import (
+    is_safetensors,
+    of_paths_that_stay,
+    open_source,
+    step_and_item,
+)
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.report import DamageError
 from dovetail_checkpoint.source import SourceLeaf
@@ -147,6 +152,7 @@ class Run:
         return "\n".join([f"{self.path}: a run", *lines])
 
 
+@of_paths_that_stay
 def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
     """Describes the checkpoint at `path`. Reads no array.
 

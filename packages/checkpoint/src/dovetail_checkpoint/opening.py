@@ -2,16 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening of a path as a source of leaves."""
 
+import functools
+import inspect
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from dovetail_checkpoint import _compat
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.source import Source
-from dovetail_checkpoint.steps import committed_steps, step_directory
+from dovetail_checkpoint.steps import committed_steps, missing, step_directory
 from dovetail_checkpoint.tensor_reader import TensorReader
 
 _logger = logging.getLogger(__name__)
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 
 def open_source(path: str | Path, *, item: str | None = None) -> Source:
@@ -59,3 +65,39 @@ def is_safetensors(path: Path) -> bool:
     if path.is_dir():
         return any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json"))
     return path.name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def of_paths_that_stay(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+    """Returns a function that says so if its `path`, or its `a` or `b`, is deleted meanwhile.
+
+    A run that still saves deletes old steps while others read them. Any error may follow: files
+    that are missing, or seem damaged.
+
+    Raises:
+        RuntimeError: In place of the error that followed.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        paths = [Path(given[name]).absolute() for name in ("path", "a", "b") if name in given]
+        there = [path for path in paths if path.exists()]
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            gone = next((path for path in there if not path.exists()), None)
+            if gone is None:
+                raise
+            # The error is about the files that are gone, of which there are hundreds.
+            raise RuntimeError(
+                f"a step must stay until it is read, got {gone}, deleted meanwhile{_beside(gone)}"
+            ) from None
+
+    return wrapped
+
+
+def _beside(path: Path) -> str:
+    """Returns the advice for a step, or a tree of a step, that is gone."""
+    step = path if path.parent.is_dir() else path.parent
+    return missing(step).removeprefix(", which does not exist")

@@ -16,7 +16,7 @@ from dovetail_checkpoint import (
 )
 from dovetail_checkpoint.loading import read_groups
 from dovetail_checkpoint.manifest import Items
-from dovetail_checkpoint.opening import is_safetensors
+from dovetail_checkpoint.opening import is_safetensors, of_paths_that_stay
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.report import IDENTITY, DamageError, IntegrityReport, Problem, StepReport
@@ -36,6 +36,7 @@ from dovetail_checkpoint.tensor_reader import verify_safetensors
 _GROUP_BYTES = 1 << 30
 
 
+@of_paths_that_stay
 @jax.transfer_guard("allow")
 def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityReport:
     """Reads and checks a whole run (newest step first), one step `RUN/STEP`, or safetensors.
@@ -85,8 +86,10 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
             damage = [Problem(where=IDENTITY, reason=note), *damage]
         reports.append(_step(step, items, damage, size=sizes[step], done=done))
     # A run that still saves deletes old steps meanwhile: these are not damaged.
-    intact = (x for x in reports if not (x.problems and was_deleted(x.path)))
-    return IntegrityReport(steps=tuple(intact), problems=tuple(problems))
+    stayed = [x for x in reports if not (x.problems and was_deleted(x.path))]
+    if not stayed:
+        raise ValueError(f"there must be a committed step, got path={path}{missing(path)}")
+    return IntegrityReport(steps=tuple(stayed), problems=tuple(problems))
 
 
 def _step(

@@ -27,6 +27,7 @@ def raised_from(error, cause):
         raised_from(ValueError("array could not be written"), OSError(errno.EIO, "I/O error")),
         # The text of TensorStore on a full disk.
         ValueError("UNKNOWN: Error writing file: [OS error 28: ENOSPC No space left on device]"),
+        ValueError("RESOURCE_EXHAUSTED: [OS error 28: ENOSPC No space left on device]"),
     ],
 )
 def test_an_error_of_the_system_needs_space_or_a_directory(error):

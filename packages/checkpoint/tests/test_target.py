@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import target
+from dovetail_checkpoint import Store, load, target
 from dovetail_checkpoint.manifest import Items, Leaf, ObjectItem, TreeItem
 
 
@@ -90,8 +90,9 @@ def test_objects_and_trees_do_not_mix(position):
         target.check(items(), {"item": position(0)})
 
 
-def test_a_dtype_that_jax_would_narrow_is_refused():
-    wanted = jax.ShapeDtypeStruct((2,), np.float64)
+@pytest.mark.parametrize("dtype", [">f8", pytest.param("<f8", marks=pytest.mark.thorough)])
+def test_a_dtype_that_jax_would_narrow_is_refused(dtype):
+    wanted = jax.ShapeDtypeStruct((2,), np.dtype(dtype))
     with pytest.raises(ValueError, match="float64 needs jax_enable_x64; give a NumPy array"):
         target.check(items(h=("float64", (2,))), {"item": {"h": wanted}})
 
@@ -104,3 +105,27 @@ def test_several_processes_need_shardings(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match=r"must have a sharding, got sharding=None .*; give jax"):
         target.sharding(jax.ShapeDtypeStruct((3,), jnp.float32))
+
+
+def test_an_abstract_array_of_the_other_byte_order_is_restored_in_that_of_the_machine(tmp_path):
+    tree = {
+        "w": np.arange(6, dtype="f4").reshape(2, 3),
+        "i": np.arange(3, dtype="i4"),
+        "h": np.arange(3, dtype="f2"),
+        "c": np.arange(3, dtype="c8"),
+        "empty": np.zeros((0, 2), "f4"),
+        "number": 2.5,
+    }
+    with Store(tmp_path) as store:
+        store.save(1, model=tree)
+        wanted = {
+            name: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype.newbyteorder(">"))
+            for name, x in tree.items()
+        }
+        wanted["number"] = jax.ShapeDtypeStruct((), ">f4")
+        restored = store.restore(model=wanted)[1]["model"]
+    for result in (restored, load(tmp_path / "1", wanted)):
+        for name, x in tree.items():
+            assert isinstance(result[name], jax.Array)
+            assert result[name].dtype == wanted[name].dtype.newbyteorder("=")
+            np.testing.assert_array_equal(result[name], x)

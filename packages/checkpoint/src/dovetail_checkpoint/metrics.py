@@ -8,41 +8,46 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from dovetail_checkpoint import _compat
 from dovetail_checkpoint.manifest import MANIFEST_ITEM, DamagedManifestError, decode
 
 _log = logging.getLogger(__name__)
 
 
-def checked(metrics: Mapping[str, float | int] | None, *, step: int) -> dict[str, float | int]:
-    """Returns the finite metrics. The others could not be compared later, and are logged.
+def checked(metrics: Mapping[str, Any] | None, *, step: int) -> dict[str, float | int]:
+    """Returns the finite metrics as Python numbers. The others are logged: nothing compares to NaN.
 
     A step whose evaluation gave NaN is saved without it: the step is worth more than the number.
 
     Args:
-        metrics: Numbers by name.
+        metrics: Numbers by name; scalars of NumPy and JAX too.
         step: The step, for the log.
 
     Raises:
         TypeError: A name is not a str, or a value is not a number.
     """
-    for name, value in (metrics or {}).items():
-        if not isinstance(name, str):
-            raise TypeError(
-                f"a metric's name must be a str, got {name!r}; use metrics={{'loss': 0.5}}"
-            )
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(
-                f"a metric must be an int or a float, got {name}={value!r}; use float({name})"
-            )
-    finite = {k: v for k, v in (metrics or {}).items() if math.isfinite(v)}
-    if left_out := [f"{k}={v}" for k, v in (metrics or {}).items() if k not in finite]:
+    numbers = {name: _number(name, value) for name, value in (metrics or {}).items()}
+    finite = {k: v for k, v in numbers.items() if math.isfinite(v)}
+    if left_out := [f"{k}={v}" for k, v in numbers.items() if k not in finite]:
         _log.warning(
             "step %d is saved without %s: a metric must be finite to be compared",
             step,
             ", ".join(left_out),
         )
     return finite
+
+
+def _number(name: Any, value: Any) -> float | int:
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name must be a str, got {name!r}; use metrics={{'loss': 0.5}}")
+    of_array = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
+    number = np.asarray(value).item() if of_array else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"a metric must be a number, got {name}={value!r:.100}; use float({name})")
+    return number
 
 
 def read(directory: Path) -> dict[str, float | int]:

@@ -4,7 +4,8 @@
 
 A target is a pytree whose leaves give shape, dtype and placement, or an object whose state is set:
 
-    jax.ShapeDtypeStruct, jax.Array   a jax.Array of that shape, dtype and sharding
+    jax.ShapeDtypeStruct, jax.Array   a jax.Array of that shape, dtype and sharding, in the byte
+                                      order of the machine: JAX has no other
     np.ndarray, NumPy scalar          the same type and byte order, on the host
     int, float, bool                  a Python number
     str                               a text that plain Orbax saved
@@ -140,11 +141,16 @@ def leaf_difference(saved: Leaf, wanted: Any) -> list[str]:
     return []
 
 
+def _native(dtype: Any) -> Any:
+    """Returns the dtype in the byte order of the machine."""
+    return dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype
+
+
 def _narrowed(dtype: Any) -> bool:
     """Whether JAX would silently store this dtype in 32 bits."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return False
-    return jax.dtypes.canonicalize_dtype(dtype) != dtype
+    return jax.dtypes.canonicalize_dtype(_native(dtype)) != _native(dtype)
 
 
 def abstract_leaf(saved: Leaf, wanted: Any) -> Any:
@@ -152,8 +158,8 @@ def abstract_leaf(saved: Leaf, wanted: Any) -> Any:
     if saved.dtype in _PYTHON:
         return _PYTHON[saved.dtype]
     if not isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
-        return np.empty(wanted.shape, wanted.dtype.newbyteorder("="))
-    return jax.ShapeDtypeStruct(wanted.shape, wanted.dtype, sharding=sharding(wanted))
+        return np.empty(wanted.shape, _native(wanted.dtype))
+    return jax.ShapeDtypeStruct(wanted.shape, _native(wanted.dtype), sharding=sharding(wanted))
 
 
 def sharding(wanted: jax.Array | jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
@@ -188,7 +194,7 @@ def finish(loaded: Any, wanted: Any) -> Any:
     if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
         if isinstance(loaded, jax.Array):
             return loaded
-        return jax.device_put(np.asarray(loaded, wanted.dtype), sharding(wanted))
+        return jax.device_put(np.asarray(loaded, _native(wanted.dtype)), sharding(wanted))
     if isinstance(wanted, np.generic):
         return np.asarray(loaded)[()]
     if isinstance(wanted, np.ndarray) and not wanted.dtype.isnative:

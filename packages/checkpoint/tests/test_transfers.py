@@ -168,13 +168,13 @@ def test_leaves_on_several_devices_pass_a_guard(tmp_path, assert_same, size):
     tree = {"w": jax.device_put(leaf(size, 1), place), "b": jax.device_put(leaf(64, 2), place)}
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
 
-    def work():
+    with of_process("disallow"):
         with Store(tmp_path) as store:
             store.save(1, model=tree)
             _, items = store.restore(model=target)
-        assert_same(items["model"], tree)
-
-    guarded("config", "disallow", work)
+        assert verify(tmp_path).steps[0].verified
+    # Outside: to join the shards is a transfer for jax 0.12.
+    assert_same(items["model"], tree)
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as v0
 import orbax.checkpoint.experimental.v1 as ocp
-import uvloop
+import uvloop  # of Orbax
 
 from dovetail_checkpoint import agree
 from dovetail_checkpoint.manifest import MANIFEST_ITEM

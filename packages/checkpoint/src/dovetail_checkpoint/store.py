@@ -139,7 +139,7 @@ class Store:
 
     @jax.transfer_guard("allow")  # the user's guard is for the steps of training
     def save(
-        self, step: int, *, metrics: Mapping[str, float | int] | None = None, **items: Any
+        self, step: int, *, metrics: Mapping[str, Any] | None = None, **items: Any
     ) -> None:
         """Starts the commit of all `items` as `step`; returns when arrays may be donated.
 

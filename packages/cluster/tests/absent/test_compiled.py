@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -353,9 +354,10 @@ def test_what_a_tpu_cannot_hold_is_refused_by_its_compiler():
 
 
 @pytest.mark.tpu
-def test_sizes_that_no_slice_has_are_refused():
+def test_sizes_that_the_compiler_does_not_know_are_refused():
+    unknown = dataclasses.replace(devices("TPU v5e:4x4"), chips=(3, 3))
     with pytest.raises(BuildError, match=r"know the sizes of the target, got TPU v5e:3x3 and"):
-        compiled(lambda devices: None, target=devices("TPU v5e:3x3"))
+        compiled(lambda devices: None, target=unknown)
 
 
 @pytest.mark.tpu

@@ -121,6 +121,7 @@ def test_scalars_of_numpy_and_jax_are_numbers(tmp_path):
     given = {"a": np.int64(7), "b": np.float32(0.5), "c": np.array(0.25), "d": jnp.bfloat16(2)}
     with Store(tmp_path) as store:
         store.save(1, item=jnp.ones(3), metrics=given | {"e": jnp.float32(np.nan)})
+        store.wait()
         saved = store.steps()[0].metrics
     assert saved == {"a": 7, "b": 0.5, "c": 0.25, "d": 2.0}
     assert {type(value) for value in saved.values()} == {int, float}

@@ -240,3 +240,10 @@ def test_a_run_that_is_moved_to_other_meshes_goes_on(on_eight_devices, tmp_path)
     # On one device nothing changed; then float32 sums are of another order.
     assert found["moved"][:3] == found["losses"][:3]
     np.testing.assert_allclose(found["moved"], found["losses"], rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a*", "b?"])
+def test_a_path_that_orbax_reads_as_a_pattern_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"none of the characters \*, \? and \[, .*; rename"):
+        OrbaxStore(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

@@ -74,6 +74,9 @@ class OrbaxStore:
     Args:
         directory: Directory of the run.
         keep: Number of steps to keep.
+
+    Raises:
+        ValueError: Orbax would read `directory` as a pattern, and lose the arrays.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
@@ -84,9 +87,15 @@ class OrbaxStore:
                 "OrbaxStore needs orbax-checkpoint, got no module of that name; "
                 "type: pip install dovetail-train[orbax]"
             ) from error
+        path = Path(directory).absolute()
+        if any(character in "*?[" for character in str(path)):
+            raise ValueError(
+                "the path of a run must have none of the characters *, ? and [, which Orbax reads "
+                f"as a pattern, got {str(path)!r}; rename the directory"
+            )
         self._ocp = ocp
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
+        self._manager = ocp.CheckpointManager(path, options=options)
 
     def save(self, step: int, **items: Any) -> None:
         args = self._ocp.args

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dovetail_cluster._traces import ProcessTrace
-from dovetail_cluster.events import Answered, Commit, Progressed, Propose
+from dovetail_cluster.events import Answered, Commit, Lives, Progressed, Propose
 from dovetail_cluster.store import DurableStore, SavesInPhase
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Context:
         self._phases: list[tuple[str, float | None]] = []
         self._hold: int | None = None  # the question at which this rank waits
         self._committed: int | None = None
+        self._joined = True  # False in a rank that waits for the others to join it
         self._stopped = False
         self._stall_s = 0.0
 
@@ -309,7 +310,8 @@ def pump(
     """
     last, sent = None, -math.inf
     while not ended.wait(least_s):
-        state, now = context._state(), time.monotonic()
+        joined, now = context._joined, time.monotonic()
+        state = context._state() if joined else Lives(context._host, context.generation)
         if state != last or now - sent >= most_s:
             send(state)
             last, sent = state, now

@@ -41,6 +41,13 @@ class Reserved(NamedTuple):
     address: str
 
 
+class Lives(NamedTuple):
+    """A sign of life of a rank that has not joined the others yet."""
+
+    host: int
+    generation: int
+
+
 class Progressed(NamedTuple):
     """Progress of a rank, at most ten times a second. It is also a sign of life.
 
@@ -105,6 +112,7 @@ class Raised(NamedTuple):
         message: Its message.
         text: Its traceback.
         error: The pickled exception, None if it cannot be pickled.
+        before: Pairs (kind, message) of the exceptions during which it was raised, newest first.
     """
 
     host: int
@@ -113,6 +121,7 @@ class Raised(NamedTuple):
     message: str
     text: str
     error: bytes | None
+    before: tuple[tuple[str, str], ...] = ()
 
 
 class Exited(NamedTuple):
@@ -168,8 +177,8 @@ class Ticked(NamedTuple):
 
 
 Event = (
-    Joined | Probed | Reserved | Progressed | Answered | Returned | Raised | Exited | Dumped
-    | Lost | Noticed | Resized | Ticked
+    Joined | Probed | Reserved | Lives | Progressed | Answered | Returned | Raised | Exited
+    | Dumped | Lost | Noticed | Resized | Ticked
 )  # fmt: skip
 
 

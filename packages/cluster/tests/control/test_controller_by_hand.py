@@ -326,3 +326,16 @@ def test_an_error_ends_the_job():
     assert isinstance(fail.error, RankError)
     assert hand(events.Ticked(), 99.0) == []
     assert hand.controller.live == []
+
+
+def test_a_rank_that_waits_for_the_others_is_alive_and_has_not_joined():
+    hand = Hand(2, stall_s=10.0)
+    hand.progress(0)
+    assert hand(events.Lives(1, 0), 9.0) == []
+    assert hand.controller.state == "starting"
+    hand(events.Progressed(0, 0, None, 0, "", None), 9.0)
+    assert hand(events.Ticked(), 0.9) == []
+    assert hand(events.Ticked(), 0.1) == to(events.Dump, (0, 1))
+    hand(events.Ticked(), DUMP_S)
+    assert hand.said.splitlines()[-1] == "    (no stack)"
+    assert "The job is stuck: rank 1 on b completed no step for" in hand.said

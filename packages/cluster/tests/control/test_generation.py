@@ -17,6 +17,11 @@ def started(count=2):
     return Generation(0, ranks, started=True)
 
 
+def beat(generation, now):
+    for rank in generation.ranks:
+        rank.heard_at = now
+
+
 def say(generation, i, now, step=None, asked=0, phase="", stall_s=None):
     rank = generation.ranks[i]
     rank.progressed(Progressed(rank.host, 0, step, asked, phase, stall_s), now)
@@ -28,6 +33,7 @@ def stuck(generation, now):
 
 def test_the_first_step_takes_longer():
     generation = started()
+    beat(generation, 99.0)  # it compiles, and lives
     assert stuck(generation, 99.9) == []
     assert stuck(generation, 100.0) == [0, 1]
     say(generation, 0, 50.0, step=0)
@@ -75,13 +81,22 @@ def test_a_phase_without_a_deadline_has_that_of_the_first_step():
     assert stuck(generation, 102.0) == [0]
 
 
+@pytest.mark.capability("a rank that is stopped before its first step is found by its silence")
+def test_silence_counts_from_the_start_on():
+    generation = started(3)
+    assert stuck(generation, 9.9) == []
+    assert stuck(generation, 10.0) == [0, 1, 2]  # never heard
+    beat(generation, 20.0)
+    generation.ranks[1].heard_at = 8.0  # it compiled, or waited for the others to join it
+    assert stuck(generation, 20.0) == [1]
+    assert stuck(generation, 29.9) == [1]
+
+
 def test_a_rank_that_falls_silent_in_such_a_phase_is_found_as_in_a_step():
     generation = started(2)
     for i, more in enumerate(({}, {"stall_s": 100.0})):
         say(generation, i, 2.0, step=5, phase="save", **more)
-    assert stuck(generation, 90.0) == []  # never heard: not started yet
-    for rank in generation.ranks:
-        rank.heard_at = 20.0
+    beat(generation, 20.0)
     assert stuck(generation, 29.9) == []
     assert stuck(generation, 30.0) == [0]  # rank 1 has said how long it may take
     brisk = Elastic(stall_s=1.0, first_step_s=100.0)

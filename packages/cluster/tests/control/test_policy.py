@@ -14,11 +14,17 @@ CUT = "UNKNOWN: Gloo all-reduce failed: pair.cc:547] Connection closed by peer [
 LATE = "UNKNOWN: Gloo context initialization failed: Connect timeout"
 WRONG = "UNKNOWN: Gloo all-reduce failed: op.preamble.length <= op.nbytes. 800 vs 400"
 QUIT = ("rank 1 on b", 3)
+ABORTED = ("rank 0 on a", -6)
+BROKEN = (("JaxRuntimeError", "UNAVAILABLE: Barrier failed; a task is gone"),)
 
 
-def failing(rank=0, step=7, message="bad batch", kind="ValueError", generation=0):
-    raised = Raised(3, generation, kind, message, f"Traceback of {message}", None)
+def failing(rank=0, step=7, message="bad batch", kind="ValueError", generation=0, before=()):
+    raised = Raised(3, generation, kind, message, f"Traceback of {message}", None, before)
     return Failing(rank, step, raised)
+
+
+CLEANED = failing(1, message=CUT, kind="JaxRuntimeError", before=(("KeyError", "'x'"),))
+TOLD = failing(message="every process must succeed, got process=1 with OSError(28, 'full')")
 
 
 def failure(generation=0, **reasons):
@@ -41,15 +47,32 @@ def failure(generation=0, **reasons):
         ),
         ({"report": "The job is stuck.\nrank 0"}, "stall", "The job is stuck."),
         ({"raised": [failing()]}, "exception", "rank 0 raised ValueError: bad batch"),
-        # Exceptions are the consequence of a death, of a stall that is killed, never the reverse.
-        ({"raised": [failing()], "exits": [KILLED]}, "crash", "rank 1 on b was killed"),
+        # By origin: an exception of its own, then an exit code, then a signal. JAX aborts a rank
+        # because of another's end.
+        ({"raised": [failing()], "exits": [KILLED]}, "exception", "rank 0 raised ValueError"),
+        ({"raised": [failing(1)], "exits": [ABORTED]}, "exception", "rank 1 raised ValueError"),
+        ({"raised": [failing(message=CUT)], "exits": [QUIT]}, "crash", "rank 1 on b exited with"),
+        ({"raised": [failing(message=CUT)], "exits": [KILLED]}, "crash", "rank 1 on b was killed"),
+        ({"exits": [ABORTED, KILLED]}, "crash", "rank 1 on b was killed by signal 9"),
+        ({"exits": [ABORTED, KILLED, QUIT]}, "crash", "rank 1 on b exited with code 3"),
+        ({"exits": [ABORTED]}, "crash", "rank 0 on a was killed by signal 6 (SIGABRT)"),
+        ({"raised": [failing(message=CUT)], "exits": [ABORTED]}, "crash", "rank 0 raised"),
+        ({"raised": [failing(kind="Wrapped", before=BROKEN), failing(1)]}, "exception", "rank 1 r"),
+        ({"raised": [failing(before=BROKEN)], "exits": [QUIT]}, "crash", "rank 1 on b exited"),
+        # A clean-up that asked the others after the exception, and an error about another rank.
+        ({"raised": [failing(message=CUT), CLEANED]}, "exception", "rank 1 raised KeyError: 'x'"),
+        ({"raised": [CLEANED], "exits": [QUIT]}, "crash", "rank 1 on b exited with code 3"),
+        ({"raised": [TOLD, failing(1, message="full")]}, "exception", "rank 1 raised ValueError"),
+        ({"raised": [TOLD]}, "exception", "rank 0 raised ValueError"),
+        # A stall is no consequence, and what comes after it is its consequence.
+        ({"report": "Stuck.", "exits": [ABORTED]}, "stall", "Stuck."),
         ({"raised": [failing()], "lost": [LOST]}, "crash", "rank 2 on c was lost"),
         ({"report": "Stuck.", "lost": [LOST]}, "crash", "rank 2 on c was lost"),
         ({"report": "Stuck.", "raised": [failing()]}, "stall", "Stuck."),
         ({"raised": [failing()], "exits": [QUIT]}, "exception", "rank 0 raised ValueError"),
         # A broken connection is the network's, if no rank has another reason.
         ({"raised": [failing(message=CUT), failing(1, message=LATE)]}, "crash", "rank 0 raised"),
-        ({"raised": [failing(message=CUT), failing(1)]}, "exception", "rank 0 raised"),
+        ({"raised": [failing(message=CUT), failing(1)]}, "exception", "rank 1 raised"),
         ({"raised": [failing(message=WRONG), failing(message=CUT)]}, "exception", "rank 0 raised"),
         ({"raised": [failing(message="no connection to the table")]}, "exception", "rank 0 rais"),
         ({"exits": [("rank 0", -63)]}, "crash", "rank 0 was killed by signal 63"),
@@ -94,12 +117,13 @@ def test_budget(budget, story, restarts):
 
 
 def test_errors_say_what_to_write():
-    crash = Policy(Elastic(budget={"crash": 0})).decide(failure(exits=[KILLED], raised=[failing()]))
+    reasons = {"exits": [KILLED], "raised": [failing(message=CUT)]}
+    crash = Policy(Elastic(budget={"crash": 0})).decide(failure(**reasons))
     assert type(crash) is JobError
     assert str(crash) == (
         "a job may restart 0 times after a crash without a step later than all before, and this "
         "was failure 1: rank 1 on b was killed by signal 9 (SIGKILL); write "
-        "budget={'crash': 1} for more\nrank 0 raised:\nTraceback of bad batch"
+        f"budget={{'crash': 1}} for more\nrank 0 raised:\nTraceback of {CUT}"
     )
     stall = Policy(Elastic(budget={"stall": 0})).decide(failure(report="The job is stuck.\nall"))
     assert type(stall) is StallError
@@ -129,7 +153,7 @@ def test_an_exception_beyond_the_budget_names_its_rank():
         ({"raised": [failing(step=8)]}, False),
         ({"raised": [failing(message="another")]}, False),
         ({"raised": [failing(kind="KeyError")]}, False),
-        ({"raised": [failing()], "exits": [KILLED]}, False),  # the consequence of a death
+        ({"raised": [failing()], "lost": [LOST]}, False),  # the consequence of a death
     ),
 )
 def test_the_same_exception_at_the_same_step(second, stops):
@@ -147,3 +171,20 @@ def test_the_same_exception_with_a_crash_between():
     assert policy.decide(failure(raised=[failing()])) is None
     assert policy.decide(failure(**CRASH)) is None
     assert policy.decide(failure(raised=[failing()])) is None
+
+
+@pytest.mark.capability("a full disk ends a job at once")
+@pytest.mark.parametrize(
+    "message, before",
+    (
+        ("step 5 must be written whole, got OSError(28, 'No space left on device')", ()),
+        ("step 5 must be written whole", (("OSError", "[Errno 122] Disk quota exceeded"),)),
+        ("CreateFile failed: File too large [OS error 27]", ()),
+    ),
+)
+def test_a_full_disk_has_no_second_generation(message, before):
+    reasons = {"raised": [TOLD, failing(1, message=message, before=before)]}
+    error = Policy(Elastic(budget={"exception": 9})).decide(failure(**reasons))
+    assert isinstance(error, RankError)
+    assert (error.rank, error.generation) == (1, 0)
+    assert "which no restart mends: free space on its disk" in str(error)

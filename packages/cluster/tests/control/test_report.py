@@ -102,6 +102,22 @@ def test_the_rule_of_a_phase(more, heard, rule):
     assert text.splitlines()[0].endswith(f"for 130.0 s ({rule}).")
 
 
+def test_the_headline_names_the_suspect():
+    # Rank 0 waits the longest, for rank 1, which works on.
+    ranks = [rank(0, progressed=800.0), rank(1, step=16, progressed=990.0), rank(2)]
+    headline = report(ranks, [ranks[0]], elastic=ELASTIC, now=NOW).splitlines()[0]
+    assert headline == (
+        "The job is stuck: rank 1 on b is suspected, behind the others, which wait; "
+        "rank 0 on a completed no step for 200.0 s (stall_s=120)."
+    )
+    ranks = [rank(0, progressed=800.0), rank(1, heard=870.0), rank(2)]
+    headline = report(ranks, ranks, elastic=ELASTIC, now=NOW).splitlines()[0]
+    assert headline == (
+        "The job is stuck: rank 1 on b completed no step for 130.0 s (stall_s=120, for it shows "
+        "no sign of life)."
+    )
+
+
 def test_the_rank_behind_comes_first():
     ranks = [rank(0), rank(1), rank(2, step=16)]
     lines = report(ranks, ranks, elastic=ELASTIC, now=NOW).splitlines()

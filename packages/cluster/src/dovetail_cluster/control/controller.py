@@ -26,7 +26,7 @@ from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import HostsError, JobError
 
 DUMP_S = 1.5  # for stacks; a host that is cut off never sends any
-GRACE_S = 1.0  # after an exception, for the news of the death that may have caused it
+GRACE_S = 1.0  # after an exception, for news of an earlier fault of another rank
 EXIT_S = 10.0  # for a rank to exit after its result
 PORT_RETRIES = 5  # a port may be taken by chance, but not so often in a row
 
@@ -136,8 +136,10 @@ class Controller:
                         self._note_rank(generation, rank, event)
 
     def _note_rank(self, generation: Generation, rank: Rank, event: events.Event) -> None:
-        if isinstance(event, events.Progressed | events.Answered | events.Returned | events.Raised):
+        if isinstance(event, events.Lives):
             rank.heard_at = self._now
+        if isinstance(event, events.Progressed | events.Answered | events.Returned | events.Raised):
+            rank.heard_at, rank.joined = self._now, True
         match event:
             case events.Reserved(address=address):
                 if rank.rank == 0:
@@ -250,7 +252,7 @@ class Controller:
 
     def _watch(self, generation: Generation) -> None:
         """Looks for a stall, then for reasons to stop."""
-        if generation.heard and self.state == "starting":
+        if generation.joined and self.state == "starting":
             self._ports_taken = 0
             self.timeline.enter("running", self._now)
         generation.behind = generation.stuck(self._elastic, self._now)
@@ -302,7 +304,7 @@ class Controller:
             self.timeline.enter("running", self._now)
         elif stop.agreed:
             self._to_all(generation, events.Commit, stop.commit())
-        elif stop.due and generation.heard:
+        elif stop.due and generation.joined:
             self._to_all(generation, events.Propose, stop.propose(generation.asked))
 
     def _recover(self, generation: Generation) -> None:
@@ -335,7 +337,7 @@ class Controller:
 
     def _conclude(self, failure: Failure) -> None:
         """Decides after a failure, all ranks being gone."""
-        if failure.port_taken and not failure.crashed and self._ports_taken < PORT_RETRIES:
+        if failure.port_taken and not failure.plain and self._ports_taken < PORT_RETRIES:
             self._ports_taken += 1
             self._say("the coordinator's port was taken; another one is tried")
             self._gather_anew()
@@ -350,7 +352,7 @@ class Controller:
             text = f"generation {failure.generation} failed: {failure}"
             self._say(f"{text}; {left} restarts are left for {failure.cause}", logging.WARNING)
             if failure.cause == "exception":
-                self._say(failure.raised[0].raised.text, logging.WARNING)
+                self._say(failure.first.raised.text, logging.WARNING)
         self._probe(self._pool.unprobed())
         self._gather_anew()
 

@@ -24,6 +24,7 @@ class Rank:
         name: The name of the host.
         progressed_at: When it last completed a step, asked a question or changed its phase.
         heard_at: When its last message came, None before the first.
+        joined: It has joined the others.
         step: The last completed step.
         asked: Count of its calls of `Context.stop`.
         phase: Name of the open phase, "" for none.
@@ -39,6 +40,7 @@ class Rank:
     name: str
     progressed_at: float = 0.0
     heard_at: float | None = None
+    joined: bool = False
     step: int | None = None
     asked: int = 0
     phase: str = ""
@@ -73,13 +75,15 @@ class Rank:
         return elastic.first_step_s if is_long else elastic.stall_s
 
     def fell_silent(self, elastic: Elastic, now: float) -> bool:
-        """True if it is in a phase without a deadline of its own and shows no sign of life.
+        """True if it shows no sign of life, outside of phases with a deadline of their own.
 
-        A rank that is stopped in a save is found as early as one that is stopped in a step.
+        A rank that compiles or saves sends signs of life. So one that is stopped before its first
+        step, or in a save, is found as early as one that is stopped in a step.
         """
-        if not self.phase or self.phase_s is not None or self.heard_at is None:
+        if self.phase and self.phase_s is not None:
             return False
-        return now - self.heard_at >= max(elastic.stall_s, SILENT_S)
+        since = self.progressed_at if self.heard_at is None else self.heard_at
+        return now - since >= max(elastic.stall_s, SILENT_S)
 
 
 @dataclasses.dataclass
@@ -126,9 +130,9 @@ class Generation:
         return [rank for rank in self.ranks if self.started and not rank.gone]
 
     @property
-    def heard(self) -> bool:
-        """True if each rank has sent a message."""
-        return all(rank.heard_at is not None for rank in self.ranks)
+    def joined(self) -> bool:
+        """True if all ranks have joined each other."""
+        return all(rank.joined for rank in self.ranks)
 
     @property
     def asked(self) -> int:

@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a job starts again after a failure, and when it ends with an error.
 
-A failure has one cause, decided after all its ranks are gone, because the death of one rank shows
-as exceptions in the others:
+A failure has one cause, its origin, decided after all its ranks are gone. The fault of one rank
+shows on the others too: as exceptions about a broken connection, and as SIGABRT by JAX. In order:
 
-1. "crash": a host was lost, or a rank was killed by a signal.
+1. "crash": a host was lost.
 2. "stall": no progress.
-3. "exception": the user's function raised.
-4. "crash" again: a rank exited without a result, or all exceptions are broken connections between
-   ranks. The network may come back, so the same one twice does not end the job.
+3. "exception": the user's function raised. An exception about another rank is a consequence.
+4. "crash": a rank exited without a result, else it was killed by a signal, else all exceptions
+   are broken connections. The network may come back, so the same one twice does not end the job.
 
 Each cause has a budget of restarts. A completed step later than all before fills the budgets again.
-The same exception at the same step in two failures in a row ends the job at once.
+The same exception at the same step in two failures in a row ends the job at once, and so does a
+full disk: a restart would repeat the steps since the last save, and fail at the next one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,20 @@ from dovetail_cluster.events import Raised
 
 Cause = Literal["crash", "stall", "exception"]
 
-# A wrong collective breaks with other words on the rank that finds it, such as "op.preamble".
-_BROKEN = re.compile(r"\bGloo\b.*(connect|timed out|timeout)", re.IGNORECASE | re.DOTALL)
+# Broken connections. A wrong collective breaks with other words on the rank that finds it.
+_WRONG = re.compile(r"op\.preamble")
+_BROKEN = re.compile(
+    r"\bGloo\b.*(connect|timed out|timeout)|connection (reset|closed) by peer",
+    re.IGNORECASE | re.DOTALL,
+)
+_OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
+_BROKEN_IN_JAX = re.compile(
+    r"nccl|heartbeat|barrier|coordination service|UNAVAILABLE|DEADLINE_EXCEEDED",
+    re.IGNORECASE,
+)
+# The process whose fault an exception of another one tells, as errors of a store name it.
+_OF_PROCESS = re.compile(r"\bprocess=(\d+)")
+_FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +62,48 @@ class Failing:
     @property
     def key(self) -> tuple[str, str, int | None]:
         """Equal for the same exception at the same step."""
-        return self.raised.kind, self.raised.message, self.step
+        return (*self.own, self.step)
+
+    @property
+    def own(self) -> tuple[str, str]:
+        """Kind and message of the exception.
+
+        If a connection broke while another exception was on its way, they are that one's: a
+        clean-up that asked the other ranks came after it.
+        """
+        broken = [i for i, each in enumerate(self._chain) if _is_broken(*each)]
+        return self._chain[broken[-1] + 1] if broken and self.is_own else self._chain[0]
 
     @property
     def broken(self) -> bool:
         """True if a connection to another rank broke, by the message of JAX's collectives."""
-        return _BROKEN.search(self.raised.message) is not None
+        return any(_is_broken(*each) for each in self._chain)
+
+    @property
+    def is_own(self) -> bool:
+        """True if the rank's own exception was before any broken connection."""
+        return not _is_broken(*self._chain[-1])
+
+    @property
+    def is_full_disk(self) -> bool:
+        """True if a file could not grow."""
+        return any(_FULL_DISK.search(message) for _, message in self._chain)
+
+    def tells(self, others: set[int]) -> bool:
+        """True if it is about the fault of another process, one of those ranks."""
+        told = {int(number) for number in _OF_PROCESS.findall(self.raised.message)}
+        return bool(told & (others - {self.rank}))
+
+    @property
+    def _chain(self) -> list[tuple[str, str]]:
+        return [(self.raised.kind, self.raised.message), *self.raised.before]
+
+
+def _is_broken(kind: str, message: str) -> bool:
+    if _WRONG.search(message):
+        return False
+    in_jax = kind in _OF_JAX and _BROKEN_IN_JAX.search(message)
+    return bool(in_jax or _BROKEN.search(message))
 
 
 @dataclasses.dataclass
@@ -80,9 +129,30 @@ class Failure:
     port_taken: bool = False
 
     @property
-    def crashed(self) -> bool:
-        """True if a host was lost, or a rank was killed by a signal."""
-        return bool(self.lost) or any(code < 0 for _, code in self.exits)
+    def first(self) -> Failing:
+        """The exception that was first, by its origin; there must be one.
+
+        The last are those that a connection broke, or that tell the fault of another rank that
+        raised.
+        """
+        ranks = {failing.rank for failing in self.raised}
+
+        def lateness(failing: Failing) -> int:
+            return 2 * (not failing.is_own or failing.tells(ranks)) + failing.broken
+
+        return min(self.raised, key=lateness)  # the first that came, of equals
+
+    @property
+    def deaths(self) -> list[str]:
+        """Lost hosts, else ranks with an exit code, else ranks with a signal, in words.
+
+        Without SIGABRT, by which JAX ends a rank because of another's death.
+        """
+        if self.lost:
+            return [f"{name} was lost: {why}" for name, why in self.lost]
+        ended = [each for each in self.exits if each[1] != -signal.SIGABRT]
+        by_code = [each for each in ended if each[1] >= 0]
+        return [f"{name} {ending(code)}" for name, code in by_code or ended]
 
     @property
     def plain(self) -> bool:
@@ -92,20 +162,19 @@ class Failure:
     @property
     def cause(self) -> Cause:
         """The one cause; see the module."""
-        if self.crashed:
-            return "crash"
-        if self.report is not None:
+        if self.report is not None and not self.deaths:
             return "stall"
-        return "crash" if all(failing.broken for failing in self.raised) else "exception"
+        if self.lost or self.report is not None or not self.raised or not self.first.is_own:
+            return "crash"
+        return "crash" if self.first.broken and self.deaths else "exception"
 
     def __str__(self) -> str:
-        if self.crashed or not (self.raised or self.report):
-            lost = [f"{name} was lost: {why}" for name, why in self.lost]
-            return "; ".join([*lost, *(f"{name} {ending(code)}" for name, code in self.exits)])
-        if self.report is not None:
+        if self.cause == "stall" and self.report is not None:
             return self.report.splitlines()[0]
-        first = self.raised[0]
-        return f"rank {first.rank} raised {first.raised.kind}: {first.raised.message}"
+        if self.raised and (self.cause == "exception" or not self.deaths):
+            kind, message = self.first.own
+            return f"rank {self.first.rank} raised {kind}: {message}"
+        return "; ".join(self.deaths or [f"{name} {ending(code)}" for name, code in self.exits])
 
 
 def ending(code: int) -> str:
@@ -138,15 +207,17 @@ class Policy:
         cause = failure.cause
         before = {failing.key for failing in self._raised_before}
         self._raised_before = failure.raised if cause == "exception" else []
+        if cause == "exception" and failure.first.is_full_disk:
+            return _rank_error(failure.first, "which no restart mends: free space on its disk")
         for failing in self._raised_before:
-            if failing.key in before:
+            if failing.key in before and not failing.broken:
                 return _rank_error(failing, "the same exception as in the generation before")
         self._used[cause] = self._used.get(cause, 0) + 1
         budget = self._elastic.restarts(cause)
         if self._used[cause] <= budget:
             return None
         if cause == "exception":
-            return _rank_error(failure.raised[0], f"its budget of {budget} restarts is used up")
+            return _rank_error(failure.first, f"its budget of {budget} restarts is used up")
         rule = (
             f"a job may restart {budget} times after a {cause} without a step later than all "
             f"before, and this was failure {self._used[cause]}"
@@ -163,11 +234,11 @@ class Policy:
 
 
 def _rank_error(failing: Failing, why: str) -> RankError:
-    raised = failing.raised
+    raised, (kind, message) = failing.raised, failing.own
     place = "before its first step" if failing.step is None else f"after step {failing.step}"
     return RankError(
-        f"rank {failing.rank} raised {raised.kind} {place} in generation {raised.generation}, "
-        f"{why}: {raised.message}\n{raised.text}",
+        f"rank {failing.rank} raised {kind} {place} in generation {raised.generation}, "
+        f"{why}: {message}\n{raised.text}",
         rank=failing.rank,
         generation=raised.generation,
     )

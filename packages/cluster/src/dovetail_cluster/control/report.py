@@ -25,18 +25,15 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
         elastic: The options of the job.
         now: The present time.
     """
-    worst = min(stuck, key=lambda rank: rank.progressed_at)
-    lines = [
-        f"The job is stuck: {worst} completed no step for {now - worst.progressed_at:.1f} s "
-        f"({_rule(worst, elastic, now)})."
-    ]
-    if all(rank.step is None and rank.asked == 0 for rank in ranks):
+    suspects, why = culprits(ranks, now)
+    lines = [_headline(suspects, why, stuck, elastic=elastic, now=now)]
+    is_silent = any(rank.fell_silent(elastic, now) for rank in stuck)
+    if not is_silent and all(rank.step is None and rank.asked == 0 for rank in ranks):
         lines.append(
             "The function neither asks stop nor reports progress, so its steps cannot be seen. "
             "Call ctx.stop(step) and ctx.progress.write(step, scalars) in each step, or write a "
             f"first_step_s larger than {elastic.first_step_s:g}."
         )
-    suspects, why = culprits(ranks, now)
     if suspects:
         lines.append(f"Suspected: {', '.join(str(rank) for rank in suspects)}: {why}.")
     else:
@@ -48,6 +45,19 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
     ):
         lines += [_state(rank, now), *_stack(rank)]
     return "\n".join(lines)
+
+
+def _headline(
+    suspects: Sequence[Rank], why: str, stuck: Sequence[Rank], *, elastic: Elastic, now: float
+) -> str:
+    """Names the first suspect. The deadline may be that of a rank that waits for it."""
+    worst = min(
+        [rank for rank in stuck if rank in suspects] or stuck, key=lambda rank: rank.progressed_at
+    )
+    rest = f"completed no step for {now - worst.progressed_at:.1f} s ({_rule(worst, elastic, now)})"
+    if not suspects or worst in suspects:
+        return f"The job is stuck: {worst} {rest}."
+    return f"The job is stuck: {suspects[0]} is suspected, {why}; {worst} {rest}."
 
 
 def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
@@ -98,7 +108,8 @@ def innermost(stacks: str) -> tuple[str, ...]:
 
 def _rule(rank: Rank, elastic: Elastic, now: float) -> str:
     if rank.fell_silent(elastic, now):
-        return f"stall_s={elastic.stall_s:g}, for it shows no sign of life in phase {rank.phase!r}"
+        phase = f" in phase {rank.phase!r}" if rank.phase else ""
+        return f"stall_s={elastic.stall_s:g}, for it shows no sign of life{phase}"
     is_long = rank.phase_s is None if rank.phase else rank.step is None
     rule = f"{'first_step_s' if is_long else 'stall_s'}={rank.deadline_s(elastic):g}"
     return f"{rule} of phase {rank.phase!r}" if rank.phase else rule

@@ -72,6 +72,7 @@ def _call_task(task: Task) -> TaskDone:
 def _run(job: Job, link: Link, left: threading.Event) -> None:
     home = Home(job.shelf, job.local, job.begun_s)
     context = Context(job.rank, job.hosts, job.generation, host=job.host, home=home)
+    context._joined = False
 
     def receive(message: Any) -> None:
         match message:
@@ -85,6 +86,10 @@ def _run(job: Job, link: Link, left: threading.Event) -> None:
                 left.set()
 
     link.start(receive, lambda why: os._exit(1))
+    ended = threading.Event()
+    threading.Thread(
+        target=pump, args=(context, link.send, ended), daemon=True, name="dovetail-pump"
+    ).start()
     try:
         if job.rank == 0 and not _port_is_free(job.address):
             os._exit(PORT_TAKEN)
@@ -92,11 +97,8 @@ def _run(job: Job, link: Link, left: threading.Event) -> None:
     except Exception as error:
         link.send(_raised(job, error))
         return
+    context._joined = True
     link.send(context._state())
-    ended = threading.Event()
-    threading.Thread(
-        target=pump, args=(context, link.send, ended), daemon=True, name="dovetail-pump"
-    ).start()
     report = _call(job, context)
     _flush()
     _mute()
@@ -156,8 +158,20 @@ def _call(job: Job, context: Context) -> Returned | Raised:
 
 
 def _raised(job: Job, error: BaseException) -> Raised:
-    kind, text = type(error).__qualname__, "".join(traceback.format_exception(error))
-    return Raised(job.host, job.generation, kind, str(error), text, pickled(error))
+    (kind, message), *before = _chain(error)
+    text = "".join(traceback.format_exception(error))
+    return Raised(job.host, job.generation, kind, message, text, pickled(error), tuple(before))
+
+
+def _chain(error: BaseException) -> list[tuple[str, str]]:
+    """Returns (kind, message) of the exception and of those during which it was raised."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        hidden = following.__suppress_context__
+        following = following.__cause__ or (None if hidden else following.__context__)
+    return [(type(each).__qualname__, str(each)) for each in chain]
 
 
 def pickled(error: BaseException) -> bytes | None:

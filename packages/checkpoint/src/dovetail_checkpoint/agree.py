@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement of all processes on small values. One process agrees with itself.
 
-Every function is a collective: all processes call it, in the same order, on their main thread.
+Every function that takes a value of each process is a collective: all processes call it, in the
+same order, on their main thread.
 """
 
 import json
+import sys
 from typing import Any
 
 import jax
@@ -30,6 +32,18 @@ def gather(value: Any) -> list[Any]:
     if lengths.max() > _SHORT_BYTES:
         rows = _rows(_padded(text, int(lengths.max())))
     return [json.loads(bytes(row[:n])) for row, n in zip(rows, lengths, strict=True)]
+
+
+def is_leaving(handled: BaseException | None) -> bool:
+    """Whether an exception takes this process away from the others. No collective.
+
+    Waiting for them in a clean-up would turn its exception into a hang.
+
+    Args:
+        handled: The exception that was handled already when they last were together.
+    """
+    error = sys.exc_info()[1]
+    return error is not None and error is not handled and jax.process_count() > 1
 
 
 def problems(found: list[Problem]) -> list[Problem]:

@@ -26,7 +26,7 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +134,13 @@ def step_directory(root: Path, step: int) -> Path:
 def committed_steps(root: Path) -> list[int]:
     """Returns the numbers of the committed steps, oldest first; none without a root."""
     return list(step_directories(root))
+
+
+def other_step(committed: Sequence[int]) -> str:
+    """Returns the call to write if a step was never saved."""
+    if not committed:
+        return "leave step out: restore returns None until a step is saved"
+    return f"use step={committed[-1]}, or leave step out for the newest that is intact"
 
 
 def was_deleted(directory: Path) -> bool:

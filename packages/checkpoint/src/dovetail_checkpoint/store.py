@@ -4,7 +4,8 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +28,12 @@ from dovetail_checkpoint.steps import (
     committed_steps,
     described_steps,
     misplaced_steps,
+    other_step,
     run_of_root,
     step_directory,
     was_deleted,
 )
-from dovetail_checkpoint.target import Stateful
+from dovetail_checkpoint.target import with_states
 from dovetail_checkpoint.writer import Saving, Writer, writer_of
 
 _logger = logging.getLogger(__name__)
@@ -114,6 +116,7 @@ class Store:
         self._tidied = False
         self._damaged: set[int] = set()
         self._run: str | None = None
+        self._handled: BaseException | None = None  # while the last save began
         self.report = IntegrityReport()
 
     def __repr__(self) -> str:
@@ -157,7 +160,7 @@ class Store:
             TypeError: An item cannot be stored.
             RuntimeError: The previous save failed, or another process writes to the root.
         """
-        self.wait()
+        self._settle()
         check_number(step)
         check_root(self._root)
         numbers = checked(metrics, step=step)
@@ -178,6 +181,7 @@ class Store:
             timeout_s=self._timeout_s,
         )
         self._damaged.discard(step)
+        self._handled = sys.exc_info()[1]
         self._pending = writer.begin(
             step, lambda: self._complete(step, response, writer), limit_s=self._timeout_s
         )
@@ -207,7 +211,7 @@ class Store:
             ValueError: The step belongs to another model, or `step` was not saved.
             RuntimeError: No step is intact, or jax.config forbids `jax.device_put`.
         """
-        self.wait()
+        self._settle()
         if not targets:
             raise ValueError(
                 "restore needs at least one target, got none; restore(model=jax.eval_shape(init))"
@@ -226,7 +230,7 @@ class Store:
             tried[number] = report
             self.report = IntegrityReport(steps=tuple(tried.values()), problems=problems)
             if not report.problems:
-                return number, _with_states(items, targets)
+                return number, with_states(items, targets)
             if not report.foreign:
                 self._damaged.add(number)
             _logger.warning("%s: %s; trying the step before it", self._root, report)
@@ -249,7 +253,7 @@ class Store:
             The step and the state, or None for the state if the step has no such object. None
             without any readable step.
         """
-        self.wait()
+        self._settle()
         passed: set[int] = set()
         while (candidate := self._next(None, passed)) is not None:
             number, run, _ = candidate
@@ -260,29 +264,42 @@ class Store:
         return None
 
     def wait(self) -> None:
-        """Waits until the last save and its checksums are durable. Raises RuntimeError if not."""
+        """Waits until the last save and its checksums are durable. Raises RuntimeError if not.
+
+        One process of several, while an exception is on its way that came after the save, does not
+        wait. The save goes on, and a loss is logged at the end of the process.
+        """
+        if not agree.is_leaving(self._handled):
+            self._settle()
+
+    def close(self) -> None:
+        """Same as `wait`; also frees the root for other writers, if it has waited."""
+        if agree.is_leaving(self._handled):
+            return
+        try:
+            self._settle()
+        finally:
+            writer_of(self._root).leave(self)
+
+    def _settle(self) -> None:
+        """Waits for the last save. A process whose part failed raises alone: the others wait for
+        that part, up to Orbax's limit, and not here.
+        """
         pending, self._pending = self._pending, None
         if pending is None or pending.process != os.getpid():  # a forked child's parent saves it
             return
         error = pending.done.exception()
         pending.is_known = True
-        failed = [said for said in agree.gather(error and [repr(error), advice(error)]) if said]
-        if not failed:
+        if error is None:
+            agree.gather(None)
             return
         if agree.is_primary():
             retention.delete_leftovers(self._root, step=pending.step)
         self._tidied = False
         raise RuntimeError(
-            f"step {pending.step} must be written to {self._root} whole, got {failed[0][0]}; "
-            f"{committed_steps(self._root)} are intact: {failed[0][1]}, then save again"
+            f"step {pending.step} must be written to {self._root} whole, got {error!r}; "
+            f"{committed_steps(self._root)} are intact: {advice(error)}, then save again"
         ) from error
-
-    def close(self) -> None:
-        """Same as `wait`; also frees the root for other writers."""
-        try:
-            self.wait()
-        finally:
-            writer_of(self._root).leave(self)
 
     @property
     def failed_deletions(self) -> int:
@@ -347,7 +364,7 @@ class Store:
         if step is not None and step not in committed:
             raise ValueError(
                 f"step must be one that was saved, got step={step} where {self._root} has "
-                f"{committed or 'none'}; {_other_step(committed)}"
+                f"{committed or 'none'}; {other_step(committed)}"
             )
         numbers = committed if step is None else [step]
         newest = max((number for number in numbers if number not in seen), default=None)
@@ -381,20 +398,3 @@ def _agreed_run(root: Path) -> str:
     run = agree.gather(run_of_root(root)[0])[0]
     assert run is not None, "the first process wrote it"
     return run
-
-
-def _other_step(committed: Sequence[int]) -> str:
-    """Returns the call to write if a step was never saved."""
-    if not committed:
-        return "leave step out: restore returns None until a step is saved"
-    return f"use step={committed[-1]}, or leave step out for the newest that is intact"
-
-
-def _with_states(items: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
-    """Sets the states of the objects. Returns the items, with objects in place of their states."""
-    restored = dict(items)
-    for name, wanted in targets.items():
-        if isinstance(wanted, Stateful):
-            wanted.set_state(items[name])
-            restored[name] = wanted
-    return restored

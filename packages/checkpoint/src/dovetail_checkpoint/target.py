@@ -212,3 +212,13 @@ def empty(wanted: Any) -> Any:
         jnp.empty(words.shape, words.dtype), impl=KEYS[str(wanted.dtype)]
     )
     return jax.device_put(keys, sharding(wanted))
+
+
+def with_states(items: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
+    """Sets the states of the objects. Returns the items, with objects in place of their states."""
+    restored = dict(items)
+    for name, wanted in targets.items():
+        if isinstance(wanted, Stateful):
+            wanted.set_state(items[name])
+            restored[name] = wanted
+    return restored

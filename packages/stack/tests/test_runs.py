@@ -241,6 +241,17 @@ def test_the_account_is_that_of_the_trainer(folder, capsys):
     assert "where the time went, over all launches" in _printed(capsys, "show", folder / "done")
     shown = json.loads(_printed(capsys, "show", folder / "done", "--json"))
     assert shown["account_s"] == account
+    assert shown["straggler"] is None
+
+
+@pytest.mark.capability("the slowest process of a run is named")
+def test_the_process_that_the_others_wait_for_is_shown(folder, capsys):
+    slow = {"straggler": 1, "straggler/data": 12.5, "straggler/others": 2.25}
+    Jsonl(folder / "done" / "metrics.jsonl").write(3, {"seconds/step": 50.0, **slow})
+    line = "slowest      process 1: 12.5 s of data, the others 2.2 s"
+    assert line in _printed(capsys, "show", folder / "done")
+    shown = json.loads(_printed(capsys, "show", folder / "done", "--json"))["straggler"]
+    assert shown == {"process": 1, "activity": "data", "own_s": 12.5, "others_s": 2.25}
 
 
 def test_a_log_that_is_damaged_inside_is_named(folder, capsys):

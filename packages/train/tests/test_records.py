@@ -53,3 +53,14 @@ def test_one_line_has_no_time_and_none_is_refused(tmp_path):
     path.write_text('{"step": 0, "gener')
     with pytest.raises(ValueError, match=r"needs a line, got none in .*metrics.jsonl; train a"):
         read_account(path)
+
+
+def test_the_account_names_the_process_that_the_others_waited_for_at_last(tmp_path):
+    sink = Jsonl(tmp_path / "metrics.jsonl")
+    slow = {"straggler": 1, "straggler/data": 12.5, "straggler/others": 2.25}
+    sink.write(4, {"seconds/step": 50.0, **slow})
+    sink.write(5, {"loss": 1.0})
+    found = read_account(tmp_path / "metrics.jsonl").straggler
+    assert str(found) == "process 1: 12.5 s of data, the others 2.2 s"
+    sink.write(8, {"seconds/step": 90.0})
+    assert read_account(tmp_path / "metrics.jsonl").straggler is None

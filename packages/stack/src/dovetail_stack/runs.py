@@ -148,6 +148,14 @@ def account(run: Run) -> dict[str, float] | None:
     return {name: getattr(times, f"{name}_s") for name in names}
 
 
+def straggler(run: Run) -> Any:
+    """Returns `dovetail_train.records.Straggler`, the slowest process of the newest account.
+
+    None if no process stood out.
+    """
+    return _records().read_account(run.path / METRICS).straggler if run.lines else None
+
+
 def job(run: Run) -> list[states.JobLaunch]:
     """Returns the launches of a run on many hosts, with the states of each."""
     return states.read_job(run.path, alive_s=[line["time_s"] for line in run.lines])

@@ -81,16 +81,20 @@ class Completions:
         count, at_s = self._newest
         return at_s if count == self._added else None
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Ends the thread. Waits for the result that it is blocked on, 5 s at most; no other.
 
         A thread that is left behind ends with its result, or with the process.
+
+        Args:
+            wait: False leaves the thread behind at once.
         """
         self._closed = True
         if self._thread is not None:
             self._pending.put(None)
-            self._thread.join(_CLOSE_S)
-            if self._thread.is_alive():
+            if wait:
+                self._thread.join(_CLOSE_S)
+            if wait and self._thread.is_alive():
                 _log.warning("a step is still on its way after %s s; its result is lost", _CLOSE_S)
             self._thread = None
 

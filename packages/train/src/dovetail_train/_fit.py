@@ -6,6 +6,7 @@ Steps n + 1 and n + 2 are on their way to the device before the loop waits for t
 A save or a hook first reads every result, so a step is checked before its state is used.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
@@ -17,6 +18,7 @@ import jax
 from dovetail_train._checks import check_run
 from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress, StopsTogether
+from dovetail_train._stragglers import Stragglers
 from dovetail_train.clock import Activity, Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import INTERRUPTED, Closable, Hook, StopRun, call
@@ -148,6 +150,7 @@ class Run:
 
     def run(self) -> Result:
         step, interrupted = self._start, False
+        self._stragglers = Stragglers(self._clock)
         self._clock.enter("step")
         try:
             if pending := self._progress.pending_hooks:
@@ -161,10 +164,11 @@ class Run:
                     self._save(step)
             self._drain()
             self._save(step)
-            self._account(step)
-        finally:
-            self._clock.enter("save")
-            self._close()
+            self._account(step, last=True)
+        except BaseException as error:
+            self._close(error)
+            raise
+        self._close()
         return Result(
             state=self._state,
             step=step,
@@ -173,16 +177,26 @@ class Run:
             seconds=self._clock.end(),
         )
 
-    def _close(self) -> None:
-        """Finishes pending saves and closes hooks and sinks, however the run ended."""
+    def _close(self, error: BaseException | None = None) -> None:
+        """Finishes pending saves and closes hooks and sinks, however the run ended.
+
+        After an error it waits for no other process, which may be elsewhere: a hang would hide the
+        error. What fails in closing then is a note of the error.
+        """
+        self._clock.enter("save")
+        waits = error is None or jax.process_count() == 1
         try:
-            self._completions.close()
-            if self._store is not None:
-                self._store.wait()
-        finally:
-            for closable in (*self._hooks, *self._sinks):
-                if isinstance(closable, Closable):
-                    closable.close()
+            with contextlib.ExitStack() as last_first:
+                for closable in reversed((*self._hooks, *self._sinks)):
+                    if isinstance(closable, Closable):
+                        last_first.callback(closable.close)
+                if waits and self._store is not None:
+                    last_first.callback(self._store.wait)
+                last_first.callback(self._completions.close, wait=waits)
+        except Exception as second:
+            if error is None:
+                raise
+            error.add_note(f"While the run was closed after it: {second!r}")
 
     def _advance(self, step: int) -> None:
         """Dispatches update `step`, fetches the next batch meanwhile, and reads an old result."""
@@ -260,7 +274,8 @@ class Run:
                     self._progress.pending_hooks -= 1
                     self._measured |= finite(scalars)
                     self._write(step, scalars)
-                    ends = self._stops.agree(isinstance(scalars, StopRun), hook)
+                    with self._stragglers.waiting():
+                        ends = self._stops.agree(isinstance(scalars, StopRun), hook)
                     stopped = self._is_stopped(step) or ends
             self._account(step)
             self._clock.enter("step")
@@ -270,9 +285,12 @@ class Run:
     def _is_stopped(self, step: int) -> bool:
         return self._stop is not None and self._stop(step)
 
-    def _account(self, step: int) -> None:
-        """Sends the account of time to the sinks."""
-        self._write(step, {f"seconds/{k}": v for k, v in self._clock.seconds().items()})
+    def _account(self, step: int, *, last: bool = False) -> None:
+        """Sends the account of time to the sinks, and the slowest process."""
+        seconds = {f"seconds/{k}": v for k, v in self._clock.seconds().items()}
+        if last or self._stops.are_alike:  # else not all processes are here
+            seconds |= self._stragglers.compare(step, last=last)
+        self._write(step, seconds)
 
     def _save(self, step: int) -> None:
         if self._store is None or self._saved == step:

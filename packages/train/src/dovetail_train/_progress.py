@@ -73,19 +73,22 @@ class StopsTogether:
 
     It costs a collective for each call of a hook, so the processes must have the same hooks. With
     other hooks on some of them, as for logging, no hook can end the run.
+
+    Attributes:
+        are_alike: Whether all processes have the same hooks.
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         names = [[name_of_hook(hook), hook.every] for hook in hooks]
         self._every = gather(names)
-        self._are_alike = all(others == names for others in self._every)
+        self.are_alike = all(others == names for others in self._every)
 
     def agree(self, ends: bool, hook: Hook) -> bool:
         """Returns True if `hook` ends the run on any process. A collective if all have it.
 
         Raises RuntimeError if it ends the run, and the processes have other hooks.
         """
-        if self._are_alike:
+        if self.are_alike:
             return any(gather(ends))
         if ends:
             raise RuntimeError(

@@ -51,6 +51,29 @@ def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """A process that is slower than the others.
+
+    Attributes:
+        process: Its index.
+        activity: Its slowest activity outside of steps; see `Clock`.
+        own_s: Its seconds of that in the launch.
+        others_s: The median of the others.
+    """
+
+    process: int
+    activity: str
+    own_s: float
+    others_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"process {self.process}: {self.own_s:,.1f} s of {self.activity}, "
+            f"the others {self.others_s:,.1f} s"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
     """Wall time of a run, from its first line to its last, pauses included.
 
@@ -61,6 +84,7 @@ class Account:
         repeated_s: Lost to steps undone by a kill and repeated later.
         stalled_s: Between steps, while the devices had no work.
         idle_s: Between the last line of a launch and the first of the next.
+        straggler: The process that the others waited for at last, None if none stood out.
     """
 
     wall_s: float
@@ -69,6 +93,7 @@ class Account:
     repeated_s: float
     stalled_s: float
     idle_s: float
+    straggler: Straggler | None = None
 
     @property
     def other_s(self) -> float:
@@ -108,4 +133,20 @@ def read_account(path: str | Path) -> Account:
         repeated_s=seconds["repeated"],
         stalled_s=float(sum(line.get("stall_s") or 0.0 for line in lines)),
         idle_s=float(sum(pauses)),
+        straggler=_straggler(lines),
+    )
+
+
+def _straggler(lines: list[dict[str, Any]]) -> Straggler | None:
+    """Returns that of the last line with an account."""
+    line = next((line for line in reversed(lines) if "seconds/step" in line), {})
+    if "straggler" not in line:
+        return None
+    names = (name.removeprefix("straggler/") for name in line if name.startswith("straggler/"))
+    activity = next(name for name in names if name != "others")
+    return Straggler(
+        process=int(line["straggler"]),
+        activity=activity,
+        own_s=line[f"straggler/{activity}"],
+        others_s=line["straggler/others"],
     )

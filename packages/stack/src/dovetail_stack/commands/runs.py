@@ -6,6 +6,7 @@ The command reads files of the runs only. It touches no device, and a run may st
 """
 
 import argparse
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,8 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         content = {**run.summary(), "settings": parts, "events": list(run.events)}
         content["account_s"] = runs.account(run)
+        slowest = runs.straggler(run)
+        content["straggler"] = None if slowest is None else dataclasses.asdict(slowest)
         content["job"] = [launch.json() for launch in runs.job(run)]
         content["job_goodput"] = runs.job_goodput(run)
         evaluations = {k: {"step": s, "value": v} for k, (s, v) in run.evaluations().items()}
@@ -107,6 +110,8 @@ def show(args: argparse.Namespace) -> int:
         print("\nwhere the time went, over all launches")
         rows = [[f"  {k}", f"{v:,.1f} s", f"{v / whole:.1%}"] for k, v in account.items()]
         print(_table(rows))
+    if (slowest := runs.straggler(run)) is not None:
+        print(f"  slowest      {slowest}")
     if launches := runs.job(run):
         print("\n" + _job(launches, runs.job_goodput(run)))
     for event in run.events:

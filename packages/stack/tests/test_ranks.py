@@ -3,12 +3,13 @@
 """A launch on a host: refusals are answers, failures are raised."""
 
 import logging
+import pickle
 
 import pytest
 
 from dovetail_cluster import Context
 from dovetail_stack import launching, ranks
-from dovetail_train import BadStep
+from dovetail_train import BadStep, processes
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +31,10 @@ def _rank(tmp_path, **values):
 
 
 @pytest.mark.thorough
-def test_a_refusal_is_returned_with_its_message_and_exit_code(tmp_path):
-    refused = _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
-    assert refused["exit_code"] == 1
-    assert refused["error"].startswith("the text must be a directory, got")
+def test_a_refusal_is_raised_with_its_message_and_exit_code(tmp_path):
+    with pytest.raises(ranks.RefusedError, match="the text must be a directory, got") as refused:
+        _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
+    assert refused.value.exit_code == 1
 
 
 class DamagedError(RuntimeError):
@@ -43,18 +44,19 @@ class DamagedError(RuntimeError):
 @pytest.mark.parametrize(
     "error, wanted",
     [
-        (DamagedError("a shard is damaged"), {"error": "a shard is damaged", "exit_code": 3}),
-        (ImportError("install it"), {"error": "install it", "exit_code": 1}),
-        (
-            BadStep("not finite", step=1, scalars={}, batch={}, grad_norms={}),
-            {"error": "not finite", "exit_code": 1},
-        ),
+        (DamagedError("a shard is damaged"), 3),
+        (ImportError("install it"), 1),
+        (BadStep("not finite", step=1, scalars={}, batch={}, grad_norms={}), 1),
     ],
 )
 def test_an_error_with_an_exit_code_is_an_answer(error, wanted, tmp_path, monkeypatch):
     error.add_note("in shard 2")
     monkeypatch.setattr(launching, "launch", _raising(error))
-    assert _rank(tmp_path) == wanted | {"error": wanted["error"] + "\nin shard 2"}
+    with pytest.raises(ranks.RefusedError) as refused:
+        _rank(tmp_path)
+    received = pickle.loads(pickle.dumps(refused.value))  # by the launcher
+    assert str(received) == f"{error}\nin shard 2"
+    assert (received.exit_code, received.final) == (wanted, True)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +74,11 @@ def test_a_failure_is_raised_for_the_cluster_to_judge(error, tmp_path, monkeypat
     assert raised.value is error
 
 
-def test_a_refusal_of_one_rank_alone_is_a_failure(tmp_path, monkeypatch):
-    from dovetail_train import processes
-
-    monkeypatch.setattr(processes, "gather", lambda value: [value, None])
-    with pytest.raises(ValueError, match="must be a directory"):
-        _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
+def test_a_refusal_of_one_rank_asks_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "launch", _raising(ValueError("a wrong row")))
+    monkeypatch.setattr(processes, "gather", _raising(AssertionError("a collective")))
+    with pytest.raises(ranks.RefusedError, match="a wrong row"):
+        _rank(tmp_path)
 
 
 @pytest.mark.parametrize("rank, wanted", [(0, "WARNING: skipped\n"), (1, "")])

@@ -25,7 +25,8 @@ class Elastic:
         wait_s: Seconds to wait for enough hosts.
         budget: Restarts for each cause, "crash", "stall" or "exception", after which the job fails.
             A completed step later than all before fills the budget again. Causes that are left
-            out keep their default.
+            out keep their default. An exception with a true attribute `final`, or about a full
+            disk, ends the job at once.
         probe: Called on each host in a process of its own before the host is used; an exception
             leaves the host out. Default: each device computes, and copies to the next one.
         notice: Called on each host about once a second; True announces that the host will be taken

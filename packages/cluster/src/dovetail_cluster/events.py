@@ -113,6 +113,7 @@ class Raised(NamedTuple):
         text: Its traceback.
         error: The pickled exception, None if it cannot be pickled.
         before: Pairs (kind, message) of the exceptions during which it was raised, newest first.
+        final: Another start would raise it again: its attribute `final` is true.
     """
 
     host: int
@@ -122,6 +123,7 @@ class Raised(NamedTuple):
     text: str
     error: bytes | None
     before: tuple[tuple[str, str], ...] = ()
+    final: bool = False
 
 
 class Exited(NamedTuple):

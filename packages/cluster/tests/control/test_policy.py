@@ -173,6 +173,14 @@ def test_the_same_exception_with_a_crash_between():
     assert policy.decide(failure(raised=[failing()])) is None
 
 
+def test_an_exception_that_another_start_would_raise_again_ends_the_job():
+    reasons = {"raised": [failing(message=CUT), final := failing(1)]}
+    reasons["raised"][1] = Failing(1, None, final.raised._replace(final=True))
+    error = Policy(Elastic(budget={"exception": 9})).decide(failure(**reasons))
+    assert isinstance(error, RankError)
+    assert "generation 0, which another start would raise again: bad batch" in str(error)
+
+
 @pytest.mark.capability("a full disk ends a job at once")
 @pytest.mark.parametrize(
     "message, before",

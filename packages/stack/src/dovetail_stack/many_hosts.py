@@ -24,7 +24,7 @@ from dovetail_stack import (
     training,
 )
 from dovetail_stack.mesh import axes_of, over_all
-from dovetail_stack.ranks import rank
+from dovetail_stack.ranks import RefusedError, rank
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh
@@ -157,14 +157,6 @@ class _SuspendedError(Exception):
     """The job stands still at an agreed step, saved, as a signal has asked."""
 
 
-class _RefusedError(RuntimeError):
-    """The ranks have refused, with this message and exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 def _backend(values: Mapping[str, Any]) -> "Backend":
     if "slurm" in values:
         from dovetail_cluster import Slurm
@@ -247,20 +239,18 @@ def _outcome(run: Callable[[], dict[str, Any]], out: Path, recorder: states.Reco
     from dovetail_cluster import JobError, RankError
 
     try:
-        value = run()
+        run()
     except _SuspendedError:
         last = launches.read(out)[-1:]
         finished = bool(last) and last[0].get("outcome") == "finished"
         recorder.end("finished" if finished else "interrupted")
         return finished
     except JobError as error:
-        _end_launch(out, error)
+        refusal = error.__cause__ if isinstance(error.__cause__, RefusedError) else None
+        _end_launch(out, refusal or error)
         if isinstance(error, RankError) and error.__cause__ is not None:
             raise error.__cause__ from error
         raise
-    if "error" in value:
-        _end_launch(out, RuntimeError(value["error"]))
-        raise _RefusedError(value["error"], value["exit_code"])
     recorder.end("finished")
     return True
 

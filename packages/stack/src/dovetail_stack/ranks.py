@@ -3,14 +3,12 @@
 """A launch on one of many hosts: the function that a cluster calls on each of them.
 
 A refusal, such as text without a held-out part or a loss that is not finite, is an answer: another
-start would give it again.
-The ranks return it together. Any other exception is a failure, and the cluster decides.
+start would give it again, so the job ends. Any other exception is a failure, and the cluster
+decides.
 """
 
-import contextlib
 import logging
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +20,22 @@ from dovetail_stack.supervision import Supervision
 if TYPE_CHECKING:
     from dovetail_cluster import Context
 
-REFUSAL_S = 60.0  # for the other ranks to refuse too
 _OF_XLA = re.compile(r"[A-Z_]+: ")  # such as "UNKNOWN: Gloo ...", a ValueError for a lost rank
+
+
+class RefusedError(RuntimeError):
+    """The message and the exit code of a refusal.
+
+    Attributes:
+        exit_code: The exit code of the command.
+        final: Another start would refuse again; the cluster reads it.
+    """
+
+    final = True
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:  # unpickled by its message
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def rank(
@@ -45,7 +57,10 @@ def rank(
         phase_s: Deadline of an evaluation or an export, in seconds.
 
     Returns:
-        {"finished": bool}, or {"error": message, "exit_code": int} of a refusal.
+        {"finished": bool}.
+
+    Raises:
+        RefusedError: The launch was refused.
     """
     _set_log(context.rank, debug="debug" in values)
     try:
@@ -60,9 +75,9 @@ def rank(
         )
     except Exception as error:
         refusal = _refusal(error)
-        if refusal is None or not _refused_together(refusal):
+        if refusal is None:
             raise
-        return refusal
+        raise refusal from error
     return {"finished": finished}
 
 
@@ -76,29 +91,12 @@ def _set_log(rank: int, *, debug: bool) -> None:
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
-def _refusal(error: Exception) -> dict[str, Any] | None:
-    """Returns the answer for an error that another start would give again, or None."""
+def _refusal(error: Exception) -> RefusedError | None:
+    """Returns the refusal for an error that another start would give again, or None."""
     from dovetail_train import BadStep
 
     answers = isinstance(error, ValueError | ImportError | BadStep) or hasattr(error, "exit_code")
     if not answers or _OF_XLA.match(str(error)):
         return None
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    return {"error": message, "exit_code": getattr(error, "exit_code", FAILED)}
-
-
-def _refused_together(refusal: dict[str, Any]) -> bool:
-    """Tests whether all ranks refuse. One that works on would wait for the others for long."""
-    from dovetail_train.processes import gather
-
-    answers: list[Any] = []
-
-    def ask() -> None:
-        # Ranks in another collective, or gone, break this one in ways of their own.
-        with contextlib.suppress(Exception):
-            answers.extend(gather(refusal))
-
-    thread = threading.Thread(target=ask, daemon=True, name="dovetail-refusal")
-    thread.start()
-    thread.join(REFUSAL_S)
-    return bool(answers) and all(isinstance(a, dict) and "error" in a for a in answers)
+    return RefusedError(message, getattr(error, "exit_code", FAILED))

@@ -12,8 +12,8 @@ shows on the others too: as exceptions about a broken connection, and as SIGABRT
    are broken connections. The network may come back, so the same one twice does not end the job.
 
 Each cause has a budget of restarts. A completed step later than all before fills the budgets again.
-The same exception at the same step in two failures in a row ends the job at once, and so does a
-full disk: a restart would repeat the steps since the last save, and fail at the next one.
+The same exception at the same step in two failures in a row ends the job at once, and so does one
+with a true attribute `final`, or a full disk: a restart would repeat steps, and fail at the save.
 """
 
 from __future__ import annotations
@@ -207,6 +207,8 @@ class Policy:
         cause = failure.cause
         before = {failing.key for failing in self._raised_before}
         self._raised_before = failure.raised if cause == "exception" else []
+        if cause == "exception" and failure.first.raised.final:
+            return _rank_error(failure.first, "which another start would raise again")
         if cause == "exception" and failure.first.is_full_disk:
             return _rank_error(failure.first, "which no restart mends: free space on its disk")
         for failing in self._raised_before:

@@ -159,8 +159,11 @@ def _call(job: Job, context: Context) -> Returned | Raised:
 
 def _raised(job: Job, error: BaseException) -> Raised:
     (kind, message), *before = _chain(error)
-    text = "".join(traceback.format_exception(error))
-    return Raised(job.host, job.generation, kind, message, text, pickled(error), tuple(before))
+    text, data = "".join(traceback.format_exception(error)), pickled(error)
+    final = bool(getattr(error, "final", False))  # any class of the user may have it
+    return Raised(
+        job.host, job.generation, kind, message, text, data, before=tuple(before), final=final
+    )
 
 
 def _chain(error: BaseException) -> list[tuple[str, str]]:

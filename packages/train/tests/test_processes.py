@@ -228,3 +228,20 @@ def test_batches_of_one_process_are_placed_and_not_compared(caplog):
         place = Compared(lambda batch: {**batch, "placed": True}, make_mesh())
         assert place({"x": np.ones(3)})["placed"]
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "kind, said, lost",
+    [
+        (ValueError, "UNKNOWN: Gloo all-reduce failed: Connection closed by peer", True),
+        (jax.errors.JaxRuntimeError, "UNAVAILABLE: a task is gone", True),
+        (jax.errors.JaxRuntimeError, "RESOURCE_EXHAUSTED: out of memory", False),
+        (ValueError, "a connection of the user's own", False),
+    ],
+)
+def test_a_broken_collective_is_told_as_a_lost_process(monkeypatch, kind, said, lost):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    expected = RuntimeError if lost else kind
+    match = "got a lost process" if lost else said
+    with pytest.raises(expected, match=match), watch_processes():
+        raise kind(said)

@@ -32,6 +32,7 @@ _BLOCK_BYTES = 1024
 _OF_OTHERS = re.compile(
     r"gloo|nccl|heartbeat|barrier|coordinat|connection|peer|UNAVAILABLE|DEADLINE_EXCEEDED", re.I
 )
+_GLOO = re.compile(r"[A-Z_]+: Gloo\b")  # the text of a ValueError, when a result is read
 _watches: list[Watch] = []  # at most one: JAX joins a process to others once
 
 
@@ -173,9 +174,10 @@ def _of_others(error: BaseException | None) -> str | None:
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
-        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
-        if isinstance(error, LostProcessError) or (is_of_jax and _OF_OTHERS.search(str(error))):
-            return str(error)
+        said = str(error)
+        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) or _GLOO.match(said)
+        if isinstance(error, LostProcessError) or (is_of_jax and _OF_OTHERS.search(said)):
+            return said
         error = error.__cause__ or error.__context__
     return None
 

@@ -235,7 +235,8 @@ class LocalTier:
     def wait(self) -> None:
         """Hands the newest step to the store, and returns when it is durable.
 
-        While an exception is handled it only waits for the store: other ranks may be elsewhere.
+        While an exception is handled it hands nothing over: other ranks may be elsewhere. One of
+        several ranks then does not wait for the store either, whose other ranks it may wait for.
 
         Raises:
             RuntimeError: The newest step is not whole on the shelves.
@@ -244,8 +245,10 @@ class LocalTier:
             self._wait()
 
     def _wait(self) -> None:
-        newest = self._newest
-        if sys.exc_info()[0] is None and newest is not None:
+        newest, is_handled = self._newest, sys.exc_info()[0] is not None
+        if is_handled and self._hosts > 1:
+            return
+        if not is_handled and newest is not None:
             are_whole, step = self._settle(), newest.choice.key.step
             if step > self._stored and not are_whole:
                 raise RuntimeError(

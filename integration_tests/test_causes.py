@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fault of one rank of a trainer on two hosts: the job's error names the rank and the fault."""
 
+import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import cloudpickle
 import jax.numpy as jnp
@@ -19,6 +22,8 @@ from dovetail_checkpoint import Store
 from dovetail_cluster import Cluster, Elastic, JobError, RankError, StallError
 from dovetail_train import Jsonl, Trainer, read_account
 
+ROOT = Path(__file__).parents[1]
+CAMPAIGN = ROOT / "packages" / "cluster" / "benchmarks" / "faults.py"
 STEPS, EVERY = 40, 5
 # No restart: the first generation's end is told. JAX's own limits are minutes.
 ELASTIC = Elastic(stall_s=8.0, budget={"crash": 0, "stall": 0, "exception": 0})
@@ -227,3 +232,20 @@ def test_a_slow_rank_is_named_by_the_account(cluster, tmp_path, place, activity)
     assert slowest is not None
     assert (slowest.process, slowest.activity) == (1, activity)
     assert slowest.own_s >= 0.8 * STEPS * 0.1 > 2 * slowest.others_s
+
+
+@pytest.mark.thorough("processes of several hosts")
+@pytest.mark.capability("a trainer and its store survive seeded faults, each told as it was")
+def test_a_sample_of_the_campaign():
+    """Four faults of packages/cluster/benchmarks/faults.py, of four kinds."""
+    run = subprocess.run(
+        [sys.executable, CAMPAIGN, "--faults", "4", "--hosts", "2", "--seed", "5"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    line = json.loads(run.stdout.splitlines()[-1])
+    assert sum(line["faults"].values()) == line["told"] == 4, line["told_otherwise"]
+    assert len(line["faults"]) == 4

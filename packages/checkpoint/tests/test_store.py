@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import contextlib
 import dataclasses
 import logging
 from typing import NamedTuple
@@ -399,36 +398,3 @@ def test_a_guard_against_transfers_does_not_forbid_saving(tmp_path, training_sta
         jax.config.update("jax_transfer_guard", "allow")
     items["train"]["count"] = int(items["train"]["count"])
     assert_same(items, state)
-
-
-@pytest.mark.parametrize("ending", [lambda store: store, contextlib.closing])
-def test_an_exception_on_its_way_waits_for_no_other_process(tmp_path, monkeypatch, ending):
-    store = Store(tmp_path)
-
-    def fail():
-        store.save(1, item={"w": jnp.arange(3.0)})
-        store._pending.done.result()  # Orbax counts processes, too
-        # As if another process had not come to its own clean-up: a collective would fail here.
-        monkeypatch.setattr(jax, "process_count", lambda: 2)
-        raise LookupError("its own words")
-
-    with pytest.raises(LookupError, match="its own words"), ending(store):
-        fail()
-    monkeypatch.undo()
-    store.close()
-    assert steps_of(store) == [1]
-
-
-def test_an_exception_that_is_handled_already_is_not_on_its_way(tmp_path, monkeypatch):
-    store, asked = Store(tmp_path), []
-    try:
-        raise LookupError
-    except LookupError:
-        store.save(1, item={"w": jnp.arange(3.0)})
-        store._pending.done.result()
-        monkeypatch.setattr(jax, "process_count", lambda: 2)
-        monkeypatch.setattr(
-            "dovetail_checkpoint.agree._rows", lambda x: asked.append(x) or np.stack([x, x])
-        )
-        store.wait()
-    assert len(asked) == 1

@@ -397,24 +397,3 @@ def test_a_guard_against_transfers_lets_a_run_and_its_steps_pass(how):
     finally:
         jax.config.update("jax_transfer_guard", None)
     assert (result.step, int(state.step)) == (3, 1)
-
-
-def test_a_failed_run_is_closed_without_the_other_processes_and_keeps_its_error(monkeypatch):
-    class Broken(_Open):
-        def __call__(self, trainer, state, step):
-            # As if another process had not come to its own clean-up.
-            monkeypatch.setattr(jax, "process_count", lambda: 2)
-            raise LookupError("the rank's own words")
-
-        def close(self):
-            super().close()
-            raise OSError("no room for the last lines")
-
-    hook, sink, store = Broken(), _Open(), _Memory()
-    with pytest.raises(LookupError, match="the rank's own words") as caught:
-        _fit(_Data(), steps=3, hooks=[hook], sinks=[sink], store=store)
-    assert (hook.closed, sink.closed) == (1, 1)
-    assert not hasattr(store, "waited")
-    assert caught.value.__notes__ == [
-        "While the run was closed after it: OSError('no room for the last lines')"
-    ]

@@ -141,9 +141,7 @@ class Store:
         return self._every is not None and step > 0 and step % self._every == 0
 
     @jax.transfer_guard("allow")  # the user's guard is for the steps of training
-    def save(
-        self, step: int, *, metrics: Mapping[str, Any] | None = None, **items: Any
-    ) -> None:
+    def save(self, step: int, *, metrics: Mapping[str, Any] | None = None, **items: Any) -> None:
         """Starts the commit of all `items` as `step`; returns when arrays may be donated.
 
         Waits for the previous save. A step found damaged by the last restore is renamed and kept.

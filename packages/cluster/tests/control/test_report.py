@@ -52,6 +52,7 @@ def names(ranks):
         ([rank(0), rank(1), rank(2, step=16)], [2]),
         ([rank(0), rank(1, step=None), rank(2)], [1]),
         ([rank(0, asked=17), rank(1), rank(2)], [0]),
+        ([rank(0), rank(1, step=16), rank(2, asked=17)], [2]),  # rank 1 has read fewer results
         ([rank(0), rank(1, stacks=SLEEPING), rank(2)], [1]),
         ([rank(0), rank(1, stacks=SLEEPING)], []),  # no majority
         ([rank(0), rank(1, step=18), rank(2)], [1]),  # ahead

@@ -91,8 +91,8 @@ class Failing:
 
     def tells(self, others: set[int]) -> bool:
         """True if it is about the fault of another process, one of those ranks."""
-        told = {int(number) for number in _OF_PROCESS.findall(self.raised.message)}
-        return bool(told & (others - {self.rank}))
+        cited = {int(number) for number in _OF_PROCESS.findall(self.raised.message)}
+        return bool(cited & (others - {self.rank}))
 
     @property
     def _chain(self) -> list[tuple[str, str]]:

@@ -71,7 +71,8 @@ def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
     silent = [r for r in ranks if r.heard_at is None or now - r.heard_at > SILENT_S]
     if silent:
         return silent, "no sign of life, the whole process is stopped or its host is cut off"
-    place = {r.rank: (-1 if r.step is None else r.step, r.asked) for r in ranks}
+    # Questions first: a trainer reads its steps late, more or less of them by chance.
+    place = {r.rank: (r.asked, -1 if r.step is None else r.step) for r in ranks}
     behind = [r for r in ranks if place[r.rank] == min(place.values())]
     if len(ranks) / 2 < len(behind) < len(ranks):
         ahead = [r for r in ranks if r not in behind]

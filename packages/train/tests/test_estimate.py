@@ -200,7 +200,8 @@ def test_arrays_on_another_mesh_are_refused():
 def test_calls_that_cannot_be_counted_leave_a_lower_bound():
     def looped(model, batch, *, key):
         total, count = _loss(model, batch, key=key)
-        return jax.lax.stop_gradient(jax.lax.while_loop(lambda x: x < 0, lambda x: x, total)), count
+        total = jax.lax.while_loop(lambda x: x < 0, lambda x: jnp.vdot(x, x), total)
+        return jax.lax.stop_gradient(total), count
 
     batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
     trainer = Trainer(optax.adam(1e-3), looped, mesh=abstract_mesh(8))

@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail_train import count_flops, lm_loss
+from dovetail_train import Flops, count_flops, lm_loss
 from dovetail_train.testing import TinyDecoder
+
+# First value of a counter, condition, and step.
+_LOOPS = [
+    pytest.param(0, lambda i: i < 8, lambda i: i + 1, id="fori"),
+    pytest.param(1, lambda i: i <= 10, lambda i: 3 + i, id="inclusive"),
+    pytest.param(10, lambda i: i >= 2, lambda i: i - 3, id="down"),
+    pytest.param(10, lambda i: jax.lax.lt(3, i), lambda i: i + -2, id="reversed"),
+    pytest.param(5, lambda i: i < 5, lambda i: i + 1, id="never"),
+]
 
 
 def test_a_product_counts_two_per_term():
@@ -57,17 +66,114 @@ def test_of_branches_the_dearest_counts():
     assert count_flops(branch, jnp.int32(0), jnp.ones((4, 4))).model == 2 * 2 * 4**3
 
 
+@pytest.mark.parametrize("cheaper", [lambda x: x, lambda x: x @ x])
+def test_hidden_work_of_any_branch_is_reported(cheaper):
+    def hidden(x):
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    counted = count_flops(lambda i, x: jax.lax.cond(i, cheaper, hidden, x), True, jnp.ones((2, 2)))
+    assert counted.opaque == {"pure_callback": 1}
+    # Branches for platforms compute the same.
+    chosen = lambda x: jax.lax.platform_dependent(x, cpu=hidden, default=lambda x: x @ x)  # noqa: E731
+    assert count_flops(chosen, jnp.ones((2, 2))) == Flops(model=16, recomputed=0, opaque={})
+
+
 def test_work_that_cannot_be_seen_is_reported():
-    def unknown(x):
-        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x)
+    def unknown(x, step=lambda x: x @ x):
+        return jax.lax.while_loop(lambda x: x.sum() < 9, step, x)
 
     flops = count_flops(unknown, jnp.ones((2, 2)))
-    assert flops.opaque == {"while": 1}
+    assert (flops.model, flops.opaque) == (2 * 2**3, {"while": 1})
+    assert count_flops(lambda x: unknown(x, lambda x: x + 1), jnp.ones((2, 2))).opaque == {}
     called = count_flops(
         lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
         jnp.ones(2),
     )
     assert (called.model, called.opaque) == (0, {"pure_callback": 1})
+
+
+@pytest.mark.parametrize("first, test, step", _LOOPS)
+def test_a_while_loop_with_constant_bounds_counts_its_rounds(first, test, step):
+    def loop(x):
+        carry = jnp.int32(first), x
+        return jax.lax.while_loop(lambda c: test(c[0]), lambda c: (step(c[0]), c[1] @ x), carry)[1]
+
+    rounds, i = 0, first
+    while test(i):
+        rounds, i = rounds + 1, step(i)
+    x = jnp.ones((3, 3))
+    assert count_flops(loop, x) == Flops(model=rounds * 2 * 27, recomputed=0, opaque={})
+    batched = count_flops(jax.vmap(jax.jit(loop)), jnp.ones((5, 3, 3)))
+    assert batched.model == 5 * rounds * 2 * 27
+
+
+@pytest.mark.parametrize(
+    "test", [lambda i, x: i != 9, lambda i, x: (i < 9) & (x.sum() < 9), lambda i, x: i < x.sum()]
+)
+def test_a_while_loop_with_another_condition_counts_once_and_says_so(test):
+    def loop(x):
+        return jax.lax.while_loop(
+            lambda c: test(*c), lambda c: (c[0] + 1, c[1] @ x), (jnp.int32(0), x)
+        )
+
+    counted = count_flops(loop, jnp.ones((3, 3)))
+    assert (counted.model, counted.opaque) == (2 * 27, {"while": 1})
+
+
+def test_a_loop_counts_the_rounds_that_its_scope_states():
+    @jax.custom_vjp
+    def fused(x):
+        def outer(x):
+            with jax.named_scope("trips=1.5"):
+                return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x)
+
+        with jax.named_scope("trips=4"):
+            return jax.lax.while_loop(lambda x: x.sum() < 9, outer, x)
+
+    def backward(kept, g):
+        with jax.named_scope("rematted_computation"):
+            again = fused(kept)
+        return (again @ g,)
+
+    fused.defvjp(lambda x: (fused(x), x), backward)
+    once, x = 6 * 2 * 27, jnp.ones((3, 3))
+    assert count_flops(fused, x) == Flops(model=once, recomputed=0, opaque={})
+    assert count_flops(jax.vmap(fused), jnp.ones((5, 3, 3))).model == 5 * once
+    grads = count_flops(jax.grad(lambda x: fused(x).sum()), x)
+    assert grads == Flops(model=once + 2 * 27, recomputed=once, opaque={})
+
+    def layers(x):
+        body = jax.checkpoint(lambda x, _: (fused(jnp.tanh(x)), None))
+        return jax.lax.scan(body, x, length=6)[0].sum()
+
+    scanned = count_flops(jax.grad(layers), x)
+    assert scanned == Flops(model=6 * (once + 2 * 27), recomputed=6 * once, opaque={})
+
+    def padded(x):
+        with jax.named_scope("trips=2.5"):  # of 3, the last one half empty
+            return jax.lax.fori_loop(0, 3, lambda i, y: y @ x, x)
+
+    assert count_flops(padded, x).model == 5 * 27
+    with_other = jax.named_scope("trips=7")(jax.named_scope("other")(padded))
+    assert count_flops(with_other, x).model == 5 * 27
+
+
+def test_a_pallas_kernel_counts_its_cost_estimate():
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def kernel(x_ref, out_ref):
+        out_ref[...] = x_ref[...] @ x_ref[...]
+
+    def call(x, **options):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pallas.pallas_call(kernel, out_shape=shape, interpret=True, **options)(x)
+
+    x = jnp.ones((3, 3))
+    cost = pallas.CostEstimate(flops=54, transcendentals=0, bytes_accessed=0)
+    assert count_flops(lambda x: call(x, cost_estimate=cost), x).model == 54
+    batched = count_flops(jax.vmap(lambda x: call(x, cost_estimate=cost)), jnp.ones((5, 3, 3)))
+    assert batched == Flops(model=5 * 54, recomputed=0, opaque={})
+    assert count_flops(call, x) == Flops(model=0, recomputed=0, opaque={"pallas_call": 1})
 
 
 def test_a_custom_derivative_counts_once():

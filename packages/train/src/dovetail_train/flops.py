@@ -2,26 +2,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOPs of a function, counted from its jaxpr.
 
-XLA's own cost analysis counts the body of a loop once and cannot see recomputation. Here a scan
+XLA's own cost analysis counts the body of a loop once and cannot see recomputation. Here a loop
 counts times its length, and the second forward pass of `jax.checkpoint` is separate. So both
 conventions can be printed: model FLOPs (MFU, PaLM appendix B) and hardware FLOPs.
+
+A fused operation states what its jaxpr hides, in names that survive every transformation of JAX:
+
+- `jax.named_scope("trips=12.5")` directly around a loop: the mean number of full rounds, where
+  values decide it, or where some rounds are padding.
+- `jax.named_scope("rematted_computation")`, as JAX names the second forward pass of
+  `jax.checkpoint`: products that a backward pass of its own computes again.
+- The `cost_estimate` of a Pallas kernel; attributes of an `ffi_call`.
 """
 
 import dataclasses
 import math
-from collections import Counter
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import jax
+import numpy as np
 
-# What JAX names the part of a backward pass that computes the forward pass again.
+_Counts = defaultdict[str, Fraction]
+
 _AGAIN = "rematted_computation"
-# Calls whose work the jaxpr does not show. An `ffi_call` may state it: integer attributes `flops`
-# and `recomputed_flops`.
+# At the end of a name stack, such as "transpose(jvp(attention/trips=12.5))".
+_TRIPS = re.compile(r"trips=([0-9.e+-]+)\)*$")
+# Calls whose work the jaxpr does not show, unless they state it.
 _OPAQUE = (
+    "core_map",
     "ffi_call",
     "io_callback",
+    "mpmd_map",
     "pallas_call",
     "pure_callback",
     "triton_kernel_call",
@@ -50,19 +65,44 @@ class Flops:
 def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
     """Counts the FLOPs of `fn(*args)`. Reads only shapes and computes nothing.
 
-    Products are counted as written: masked attention counts all scores. cuDNN's attention skips
-    the scores above the diagonal, and counts the others. A call of `jax.ffi.ffi_call` counts its
-    integer attributes `flops` and `recomputed_flops`. `jax.lax.cond` counts its most expensive
-    branch. Elementwise operations are not counted.
+    Products are counted as written: masked attention counts all scores. The attention of cuDNN and
+    of `dovetail_kernels` skips the scores above the diagonal or outside the window, and counts the
+    others; of packed rows, as if each were one document. Its backward pass has twice the products
+    of the forward pass, and a quarter again as `recomputed` (the logits).
+
+    A scan counts times its length, and a while loop with constant bounds times its rounds. Any
+    other while loop with products counts once and is in `opaque`, unless it runs directly in
+    `jax.named_scope("trips=12.5")`, with the mean number of its rounds. A Pallas kernel counts the
+    FLOPs of its `cost_estimate`, and `jax.ffi.ffi_call` its integer attributes `flops` and
+    `recomputed_flops`. `jax.lax.cond` counts its most expensive branch. Elementwise operations are
+    not counted.
+
+    Args:
+        fn: The function.
+        args: Its arguments: arrays or `jax.ShapeDtypeStruct`.
+
+    Returns:
+        The FLOPs of all devices together.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> from dovetail_train import count_flops
+        >>> x = jnp.ones((4, 4))
+        >>> count_flops(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: y @ x, x), x).model
+        384
     """
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
-    counts: Counter[str] = Counter()
-    opaque: Counter[str] = Counter()
-    _walk(jaxpr, 1, False, counts, opaque)
-    return Flops(model=counts["model"], recomputed=counts["again"], opaque=dict(opaque))
+    counts, opaque = _Counts(Fraction), _Counts(Fraction)
+    _walk(jaxpr, Fraction(1), False, counts, opaque)
+    return Flops(
+        model=round(counts["model"]),
+        recomputed=round(counts["again"]),
+        opaque={name: math.ceil(count) for name, count in opaque.items() if count},
+    )
 
 
-def _walk(jaxpr: Any, times: int, again: bool, counts: Counter[str], opaque: Counter[str]) -> None:
+def _walk(jaxpr: Any, times: Fraction, again: bool, counts: _Counts, opaque: _Counts) -> None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         repeated = again or _AGAIN in str(eqn.source_info.name_stack)
@@ -74,11 +114,17 @@ def _walk(jaxpr: Any, times: int, again: bool, counts: Counter[str], opaque: Cou
         elif name in _OPAQUE:
             opaque[name] += times
         elif name == "cond":
-            _walk_dearest(eqn.params["branches"], times, repeated, counts, opaque)
-        else:
-            if name == "while":
+            _walk_dearest(eqn, times, repeated, counts, opaque)
+        elif name in ("scan", "while"):
+            trips = _trips(eqn)
+            rounds = _Counts(Fraction)
+            for inner in _inner(eqn):
+                _walk(inner, times * (1 if trips is None else trips), repeated, rounds, opaque)
+            _add(counts, rounds)
+            if trips is None and rounds:
                 opaque[name] += times
-            inside = times * (eqn.params["length"] if name == "scan" else 1)
+        else:
+            inside = times
             if name == "shard_map":
                 sizes = eqn.params["mesh"].shape
                 inside *= math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
@@ -86,16 +132,88 @@ def _walk(jaxpr: Any, times: int, again: bool, counts: Counter[str], opaque: Cou
                 _walk(inner, inside, repeated, counts, opaque)
 
 
-def _walk_dearest(
-    branches: Any, times: int, again: bool, counts: Counter[str], opaque: Counter[str]
-) -> None:
+def _walk_dearest(eqn: Any, times: Fraction, again: bool, counts: _Counts, opaque: _Counts) -> None:
+    """Counts the branch with the most FLOPs, and the hidden work of each.
+
+    Branches for platforms compute the same: what one hides, the dearest shows.
+    """
     tried = []
-    for branch in branches:
-        tried.append((Counter(), Counter()))
+    for branch in eqn.params["branches"]:
+        tried.append((_Counts(Fraction), _Counts(Fraction)))
         _walk(branch.jaxpr, times, again, *tried[-1])
-    dearest = max(tried, key=lambda pair: pair[0].total())
-    counts.update(dearest[0])
-    opaque.update(dearest[1])
+    dearest, hidden = max(tried, key=lambda pair: sum(pair[0].values()))
+    _add(counts, dearest)
+    every = [hidden] if eqn.params.get("branches_platforms") else [pair[1] for pair in tried]
+    for name in {name for each in every for name in each}:
+        opaque[name] += max(each[name] for each in every)
+
+
+def _add(counts: _Counts, more: _Counts) -> None:
+    for name, count in more.items():
+        counts[name] += count
+
+
+def _trips(eqn: Any) -> Fraction | int | None:
+    """Returns the rounds of a loop: as stated, else its length or constant bounds, else None."""
+    if stated := _TRIPS.search(str(eqn.source_info.name_stack)):
+        return Fraction(stated[1])
+    if eqn.primitive.name == "scan":
+        return eqn.params["length"]
+    return _constant_trips(eqn)
+
+
+def _constant_trips(eqn: Any) -> int | None:
+    """Returns the rounds of a while loop that compares a counter with a bound, both constant."""
+    condition = eqn.params["cond_jaxpr"].jaxpr
+    if len(condition.eqns) != 1:
+        return None
+    (test,) = condition.eqns
+    comparison = test.primitive.name
+    if comparison not in ("lt", "le", "gt", "ge"):
+        return None
+    left, right = (_counter(x, eqn) for x in test.invars)
+    if left is None or right is None:
+        return None
+    gap, step = left[0] - right[0], left[1] - right[1]
+    if comparison in ("gt", "ge"):
+        gap, step = -gap, -step
+    if comparison in ("le", "ge"):
+        gap -= 1
+    if gap >= 0:  # it runs while the gap is negative
+        return 0
+    return -(gap // step) if step > 0 else None
+
+
+def _counter(x: Any, eqn: Any) -> tuple[int, int] | None:
+    """Returns (first value, step) of an integer in the condition of a while loop, if constant."""
+    params, given = eqn.params, eqn.invars
+    shared, inputs = params["cond_nconsts"], params["cond_jaxpr"].jaxpr.invars
+    if x not in inputs or inputs.index(x) < shared:
+        first = _integer(given[inputs.index(x)] if x in inputs else x)
+        return None if first is None else (first, 0)
+    i, body = inputs.index(x) - shared, params["body_jaxpr"].jaxpr
+    carried, result = body.invars[params["body_nconsts"] + i], body.outvars[i]
+    first = _integer(given[shared + params["body_nconsts"] + i])
+    if first is None:
+        return None
+    if result is carried:
+        return first, 0
+    for step in body.eqns:
+        if result in step.outvars and step.primitive.name in ("add", "sub"):
+            left, right = step.invars
+            if right is carried and step.primitive.name == "add":
+                left, right = right, left
+            change = _integer(right) if left is carried else None
+            if change is not None:
+                return first, change if step.primitive.name == "add" else -change
+    return None
+
+
+def _integer(x: Any) -> int | None:
+    """Returns the value of an integer that is part of the jaxpr, or None."""
+    if not hasattr(x, "val") or x.aval.shape or not np.issubdtype(x.aval.dtype, np.integer):
+        return None
+    return int(x.val)
 
 
 def _inner(eqn: Any) -> list[Any]:
@@ -112,6 +230,8 @@ def _inner(eqn: Any) -> list[Any]:
 def _stated(eqn: Any) -> tuple[int, int] | None:
     """Returns (FLOPs, FLOPs computed again) of a fused call that shows them, or None."""
     name = eqn.primitive.name
+    if name in _OPAQUE and eqn.params.get("cost_estimate") is not None:
+        return int(eqn.params["cost_estimate"].flops), 0
     if name == "ffi_call":
         attributes = dict(eqn.params["attributes"])
         if "flops" in attributes:

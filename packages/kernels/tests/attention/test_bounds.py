@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail_kernels.attention import pairwise
 from dovetail_kernels.attention.api import plan_attention
-from dovetail_kernels.attention.bounds import bounds, visible, visits
+from dovetail_kernels.attention.bounds import bounds, visible, visible_pairs, visits
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.tiles import Cut, cut
 
@@ -189,3 +189,17 @@ def test_visits_are_counted_without_arrays(t, causal, window):
     assert visits(call, queries, keys) == int(at.visits.some.sum())
     known = dataclasses.replace(call, positions=True)
     assert visits(known, queries, keys) == queries.blocks * keys.blocks
+
+
+@pytest.mark.parametrize("causal, window", [(True, None), (True, 5), (False, (2, 7)), (False, 40)])
+def test_visible_pairs_are_those_of_the_mask(causal, window):
+    t = 23
+    conditions = {"causal": causal, "window": window, "segments": None, "lengths": None}
+    call, _ = bounds_of(t, t, cut(t, 8), cut(t, 8), positions=None, **conditions)
+    assert visible_pairs(call) == mask_of(t, t, positions=None, **conditions)[0].sum()
+    # As many positions as keys count in order, others as if each key were visible.
+    for queries, expected in ((t, visible_pairs(call)), (t - 4, (t - 4) * t)):
+        positions = np.zeros((2, queries), np.int32), np.zeros((2, t), np.int32)
+        blocks = cut(queries, 8), cut(t, 8)
+        given, _ = bounds_of(queries, t, *blocks, positions=positions, **conditions)
+        assert visible_pairs(given) == expected

@@ -23,6 +23,7 @@ from dovetail_kernels.attention.bounds import Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.forward import logits, over
 from dovetail_kernels.attention.tiles import Cut
+from dovetail_kernels.costs_in_names import recomputed
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
@@ -108,7 +109,7 @@ def backward(
             )
 
         zeros = varying(jnp.zeros(rows.q.shape, call.inner_dtype), rows.q)
-        state = over(visit, keys, at.conditional, step, sums._replace(dq=zeros))
+        state = over(call, visit, at, step, sums._replace(dq=zeros))
         dq = tiles.put_query_block(sums.dq, state.dq * call.scale, i, queries)
         return state._replace(dq=dq), None
 
@@ -151,7 +152,8 @@ def _step(
     """
     if mask is not None:
         k, v = _finite(k), _finite(v)
-    s, tanh = logits(call, k, rows.q, None if bias is None else bias.swapaxes(2, 3))
+    with recomputed():
+        s, tanh = logits(call, k, rows.q, None if bias is None else bias.swapaxes(2, 3))
     p = jnp.exp(s - rows.lse)
     if mask is not None:
         by_head = p.reshape(*p.shape[:3], call.heads // call.kv_heads, -1)

@@ -14,6 +14,7 @@ row, and a row with its early and late parts on one device (balanced ring attent
 import functools
 import operator
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import NamedTuple
 
 import jax
@@ -172,6 +173,28 @@ def visits(call: AttentionCall, queries: Cut, keys: Cut) -> int:
     left, right = (call.keys, call.keys) if call.window is None else call.window
     until = np.minimum(last + (0 if call.causal else right), call.keys - 1)
     return int((until // keys.size - np.maximum(first - left, 0) // keys.size + 1).sum())
+
+
+def visible_pairs(call: AttentionCall) -> Fraction:
+    """Returns the mean number of pairs of a query and a key in the causal window of one row.
+
+    Segments, lengths and masks are values, and hide none here. Positions are values too. In a call
+    with as many queries as keys they count as the indices, and so do those of a shard's queries
+    (in `jax.shard_map`) on average. Otherwise every pair counts.
+
+    Args:
+        call: The call.
+    """
+    queries, keys = call.queries, call.keys
+    ordered = call.causal or call.window is not None
+    if ordered and call.positions and queries != keys:
+        ordered = bool(jax.sharding.get_abstract_mesh().manual_axes)
+    if not ordered or not keys:
+        return Fraction(queries * keys)
+    left, right = (keys, keys) if call.window is None else call.window
+    index = np.arange(keys)
+    until = np.minimum(index + (0 if call.causal else right), keys - 1)
+    return Fraction(queries * int((until - np.maximum(index - left, 0) + 1).sum()), keys)
 
 
 def _side(call: AttentionCall, inputs: Inputs, side: int, one: Cut) -> Side:

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dovetail_kernels.attention import blocked
+from dovetail_kernels.attention.bounds import visible_pairs
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
@@ -156,12 +157,7 @@ def _refuse_options(call: AttentionCall) -> str | None:
 
 def _work(call: AttentionCall) -> Work:
     """Counts as blocked attention, without its copies: tiles above the diagonal are skipped."""
-    pairs = call.batch * call.heads * call.queries * call.keys
-    if call.causal:
-        reach = call.keys if call.window is None else min(call.window[0] + 1, call.keys)
-        # Below the diagonal, less the triangle that a window cuts off.
-        row = reach * (reach + 1) // 2 + (call.keys - reach) * reach
-        pairs = call.batch * call.heads * row
+    pairs = call.batch * call.heads * int(visible_pairs(call))
     read = call.batch * call.keys * call.kv_heads + call.batch * call.queries * call.heads
     width = call.head_dim + call.value_dim
     item = call.dtype.itemsize

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dovetail_kernels.attention import pairwise, tiles
-from dovetail_kernels.attention.bounds import Visits, bounds, visible
+from dovetail_kernels.attention.bounds import Bounds, Visits, bounds, visible, visible_pairs
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.tiles import Cut
+from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
@@ -68,7 +69,7 @@ def forward(
             return _step(call, state, qi, kj, vj, addend, mask)
 
         state = varying(_begin(call, queries.size), q)
-        state = over(visit, keys, at.conditional, step, state)
+        state = over(call, visit, at, step, state)
         block_out, lse, largest = _end(call, inputs.sinks, state)
         return tiles.put_query_block(out, block_out, visit.block, queries), (lse, largest)
 
@@ -78,13 +79,17 @@ def forward(
     return out[:, : call.queries], lse[:, : call.queries], largest[:, : call.queries].max(1)
 
 
-def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], state: Any) -> Any:
+def over(
+    call: AttentionCall, visit: Visits, at: Bounds, step: Callable[..., Any], state: Any
+) -> Any:
     """Runs `state = step(n, state, masked=...)` over the visits of one block of queries.
 
+    If no key may be hidden, every block is visited without a mask.
+
     Args:
+        call: The call.
         visit: Visits of the block.
-        keys: Blocks of keys.
-        conditional: Whether some key may be hidden. If not, every block is visited without a mask.
+        at: Conditions of the call.
         step: Function of the visit, the state and `masked`.
         state: First state.
 
@@ -92,13 +97,19 @@ def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], 
         The last state.
     """
     whole, some = visit.whole.min(), visit.some.max()
-    if conditional and keys.blocks == 1:  # one loop is compiled in half the time of two
+    queries, keys = at.cuts
+    # One loop is compiled in half the time of two. Only the sum of their rounds is known before.
+    kinds = 2 if at.conditional and keys.blocks > 1 else 1
+    visited = kinds * queries.blocks * queries.size * keys.size
+    if at.conditional and keys.blocks == 1:
         whole = 0
     else:
-        state = jax.lax.fori_loop(0, whole, functools.partial(step, masked=False), state)
-    if not conditional:
+        with trips(visible_pairs(call), visited):
+            state = jax.lax.fori_loop(0, whole, functools.partial(step, masked=False), state)
+    if not at.conditional:
         return state
-    return jax.lax.fori_loop(whole, some, functools.partial(step, masked=True), state)
+    with trips(visible_pairs(call), visited):
+        return jax.lax.fori_loop(whole, some, functools.partial(step, masked=True), state)
 
 
 def logits(

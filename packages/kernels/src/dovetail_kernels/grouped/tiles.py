@@ -28,6 +28,7 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 
 from dovetail_kernels.arrays import converts_whole
+from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
@@ -117,7 +118,8 @@ def _products(x: jax.Array, w: jax.Array, sizes: jax.Array, *, contract: int) ->
             result = product(formula, block, matrix, dtype=x.dtype).astype(x.dtype)
             return lax.dynamic_update_slice_in_dim(out, result, row, 0)
 
-        return lax.fori_loop(0, _tile_count(start, end, tile), step, out)
+        with trips(rows, w.shape[0] * tile):  # all experts together have all rows
+            return lax.fori_loop(0, _tile_count(start, end, tile), step, out)
 
     out = jnp.zeros((rows + tile, w.shape[2 - contract]), x.dtype)
     out = _over_experts(sizes, expert, varying(out, x))[:rows]
@@ -144,7 +146,8 @@ def _matrices(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
             return total + product("md,mf->df", left, right, dtype=x.dtype)
 
         total = varying(jnp.zeros((inner, outer), wide), x)
-        total = lax.fori_loop(0, _tile_count(start, end, tile), step, total)
+        with trips(rows, count * tile):
+            total = lax.fori_loop(0, _tile_count(start, end, tile), step, total)
         return lax.dynamic_update_index_in_dim(out, total.astype(x.dtype), e, 0)
 
     out = jnp.zeros((count, inner, outer), x.dtype)
@@ -173,7 +176,8 @@ def _over_experts(
         e = order[i]
         return body(carry, e, ends[e] - sizes[e], ends[e])
 
-    return lax.fori_loop(jnp.int32(0), jnp.sum(sizes > 0, dtype=jnp.int32), run, carry)
+    with trips(sizes.shape[0]):
+        return lax.fori_loop(jnp.int32(0), jnp.sum(sizes > 0, dtype=jnp.int32), run, carry)
 
 
 def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from dovetail_kernels.costs_in_names import recomputed, trips
 from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
 from dovetail_kernels.loss.shards import ColumnSums, combine, first_column, sum_over
@@ -45,7 +46,7 @@ def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
 
     best = jnp.zeros(cut.labels.shape, jnp.int32)
     start = vary_over(_token_axes(head, operands), (_no_stats(head, cut), best))
-    return _join(lax.fori_loop(0, cut.read.shape[1], step, start), operands)
+    return _join(_over_tokens(head, operands, step, start), operands)
 
 
 def gradients(
@@ -68,7 +69,7 @@ def gradients(
         return _back(head, _tile(cut, i), i, own, by_own, None, sums)
 
     start = varying(_no_gradients(head, cut, wanted), cut.x, cut.w)
-    sums = lax.fori_loop(0, cut.read.shape[1], step, start)
+    sums = _over_tokens(head, operands, step, start)
     return _finish(head, operands, sums)
 
 
@@ -113,16 +114,35 @@ def stats_and_gradients(
 
     start = vary_over(_token_axes(head, operands), (_no_stats(head, cut), best))
     own = varying((_no_gradients(head, cut, wanted), kept), cut.x, cut.w)
-    (stats, best), sums, _ = lax.fori_loop(0, cut.read.shape[1], step, (start, *own))
+    (stats, best), sums, _ = _over_tokens(head, operands, step, (start, *own))
     return *_join((stats, best), operands), _finish(head, operands, sums)
+
+
+def _over_tokens(head: Head, operands: Operands, step: Callable[..., Any], start: Any) -> Any:
+    """Runs `step(i, carry)` over the tiles of tokens."""
+    tokens, rows = operands.x.shape[0], head.tiles.rows
+    with trips(tokens, rows):  # without padding
+        return lax.fori_loop(0, _count(tokens, rows), step, start)
+
+
+def _over_columns(head: Head, tile: Operands, step: Callable[..., Any], start: Any) -> Any:
+    """Runs `step(j, carry)` over the tiles of columns."""
+    vocabulary, columns = tile.w.shape[head.vocab_axis], head.tiles.columns
+    with trips(vocabulary, columns):  # without the overlap of the last two
+        return lax.fori_loop(0, -(-vocabulary // columns), step, start)
+
+
+def _count(tokens: Any, rows: Any) -> Any:
+    """Returns the number of tiles of tokens, at least 1."""
+    count = -(-tokens // max(rows, 1))
+    return count if is_symbolic(count) else max(count, 1)
 
 
 def _cut(head: Head, arrays: Any) -> Any:
     """Reshapes arrays per token to [rows, tiles, ...], with zeros after the last token."""
 
     def cut_array(array: Array) -> Array:
-        count = -(-array.shape[0] // max(head.tiles.rows, 1))
-        count = count if is_symbolic(count) else max(count, 1)
+        count = _count(array.shape[0], head.tiles.rows)
         missing = count * head.tiles.rows - array.shape[0]
         if is_symbolic(missing) or missing:
             array = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
@@ -214,10 +234,6 @@ def _columns(head: Head, j: Array, vocabulary: Any) -> tuple[Array, Array | None
     return columns, columns >= j.astype(jnp.int32) * head.tiles.columns
 
 
-def _tile_count(head: Head, vocabulary: Any) -> Any:
-    return -(-vocabulary // head.tiles.columns)
-
-
 def _weights(head: Head, tile: Operands, j: Array) -> Array:
     """Returns the head's columns of tile j."""
     start = _start(head, j, tile.w.shape[head.vocab_axis])
@@ -258,7 +274,7 @@ def _forward(
     first = jnp.zeros_like(tile.labels)
     nothing = ColumnSums(zeros - jnp.inf, zeros, zeros, zeros, zeros, first)
     nothing = varying(nothing, tile.x, tile.w)
-    sums, kept = lax.fori_loop(0, _tile_count(head, vocabulary), step, (nothing, kept))
+    sums, kept = _over_columns(head, tile, step, (nothing, kept))
     sums = combine(head.names, sums, columns=vocabulary)
     stats = RowStats(
         lse=jnp.where(sums.top == -jnp.inf, sums.top, sums.top + jnp.log(sums.exps)),
@@ -312,7 +328,8 @@ def _back(
 
     def step(j: Array, own: Gradients) -> Gradients:
         if kept is None:
-            z = _logits(head, tile, j)
+            with recomputed():
+                z = _logits(head, tile, j)
         else:
             start = _start(head, j, kept.shape[1])
             z = lax.dynamic_slice_in_dim(kept, start, head.tiles.columns, axis=1)
@@ -320,8 +337,7 @@ def _back(
 
     zeros = varying(jnp.zeros(tile.x.shape, acc), tile.x, tile.w)
     own = sums._replace(x=None if sums.x is None else zeros)
-    count = _tile_count(head, tile.w.shape[head.vocab_axis])
-    updated = lax.fori_loop(0, count, step, own)
+    updated = _over_columns(head, tile, step, own)
     if sums.x is None or updated.x is None:
         return updated
     return updated._replace(x=_put(sums.x, updated.x.astype(sums.x.dtype), i))

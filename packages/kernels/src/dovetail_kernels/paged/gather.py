@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.pages import QuantizedPages, codes_of
@@ -112,6 +113,12 @@ def _sizes(call: PagedCall) -> tuple[int, ...]:
     return (1,) if call.device.platform == "gpu" and call.queries <= call.requests else SIZES
 
 
+def _longest(call: PagedCall) -> int:
+    """Returns the rows of the longest tile in use: see `tiles`."""
+    sizes = _sizes(call)
+    return next((size for size in sizes if size >= call.queries), sizes[-1])
+
+
 def _no_lse(call: PagedCall, shape: tuple[int, ...]) -> Any:
     return jnp.full(shape, -jnp.inf, call.inner) if call.lse else None
 
@@ -177,7 +184,9 @@ def _attend(
 
     if call.device.platform == "gpu" and lanes == count and len(_sizes(call)) == 1:
         return group(0, out)
-    return lax.fori_loop(jnp.int32(0), (some.real + lanes - 1) // lanes, group, out)
+    # Requests decide the sizes of tiles. All rows count as if in the longest ones.
+    with trips(call.queries if some.size == _longest(call) else 0, some.size * lanes):
+        return lax.fori_loop(jnp.int32(0), (some.real + lanes - 1) // lanes, group, out)
 
 
 def _bounds(batch: Requests, some: Tiles, *, call: PagedCall, keys: int) -> _Lanes:
@@ -250,7 +259,9 @@ def _lanes(
     if gpu and ids_LC.shape[1] == per_block:
         _, maximum, total, acc = block(start)
     else:
-        _, maximum, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
+        visible = call.keys if call.window is None else min(call.window, call.keys)
+        with trips(visible, per_block * call.page_size):
+            _, maximum, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
     # An empty lane gives 0 / 0, and its rows are dropped.
     out = (acc / total[..., None]).reshape(lanes, heads, size, call.out_width).swapaxes(1, 2)
     if not call.lse:

@@ -108,6 +108,32 @@ def test_ids_with_specials_are_those_of_the_library(bpe, pieces):
     np.testing.assert_array_equal(encoding.spans, np.array(expected.offsets).reshape(-1, 2))
 
 
+def test_added_tokens_of_every_kind_are_read_as_by_the_library(tmp_path):
+    vocabulary = {"red": 0, "blue": 1, "<unk>": 2, "far": 90}  # with a gap
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    library.normalizer = tokenizers.normalizers.Lowercase()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    token = tokenizers.AddedToken
+    library.add_tokens([token("<think>", normalized=False), token("blue", single_word=True)])
+    library.add_special_tokens([token("<s>", lstrip=True), token("<e>", rstrip=True), "far"])
+    library.add_tokens(["late"])
+    content = json.loads(library.to_str())
+    content["added_tokens"].reverse()  # by hand, not by id
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    read, whole = (
+        Pretrained(tmp_path, eos="<e>"),
+        tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
+    )
+    for text in ("RED <s><e>  blue bluer far<think>late FAR", "<E> <S> Late", "red<s>blue"):
+        expected = whole.encode(text, add_special_tokens=False)
+        assert read.encode_with_specials([text])[0].ids.tolist() == expected.ids
+    specials = {
+        token.content for token in whole.get_added_tokens_decoder().values() if token.special
+    }
+    for text in ("red <s>", "<e>", "far", "late"):
+        assert (read.find_special(text) is not None) == any(name in text for name in specials)
+
+
 @pytest.mark.thorough
 @given(st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|", "é", " a", "日本", "\n"])))
 @settings(max_examples=80, deadline=None)
@@ -315,7 +341,7 @@ def test_a_tokenizer_says_its_size_and_special_ids(bpe):
 
 
 def test_a_file_is_parsed_once(bpe, tmp_path, monkeypatch):
-    """To find its specials, to encode, to decode and to write it beside a corpus."""
+    """To find its specials, to encode text and chats, to decode and to write it."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "tokenizer.json").write_text(bpe.content, encoding="utf-8")
@@ -334,6 +360,8 @@ def test_a_file_is_parsed_once(bpe, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_module, "require_tokenizers", lambda: library)
     read = Pretrained(directory)
     assert read.decode(read.encode(["to be"])[0].ids) == "to be"
+    chat = read.encode_with_specials([f"{read.name_of(read.eos_id)}to be"])[0]
+    assert chat.ids.tolist() == [read.eos_id, *read.encode(["to be"])[0].ids]
     names = save_tokenizer(read, tmp_path)
     assert parsed == [bpe.content]
     assert names == ["tokenizer.json", "tokenizer_config.json"]

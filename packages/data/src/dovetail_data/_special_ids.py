@@ -106,3 +106,24 @@ def find(
             f"Pass {argument}= a token of the tokenizer.json."
         )
     return vocabulary[name]
+
+
+def reading(library: Any, tokenizer: Any) -> Any:
+    """Returns a tokenizer of the same parts that reads special tokens in text.
+
+    It shares the model in memory, so that nothing is parsed again. Tokens added in the order of
+    their ids get these ids again.
+
+    Args:
+        library: The package tokenizers.
+        tokenizer: A `tokenizers.Tokenizer` that may take special tokens as text.
+    """
+    twin = library.Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if (used := getattr(tokenizer, part)) is not None:
+            setattr(twin, part, used)
+    added = tokenizer.get_added_tokens_decoder()
+    for _, token in sorted(added.items()):
+        (twin.add_special_tokens if token.special else twin.add_tokens)([token])
+    assert twin.get_added_tokens_decoder() == added
+    return twin

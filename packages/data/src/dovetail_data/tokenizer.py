@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -266,7 +265,8 @@ class Pretrained:
         Other tokens added to the vocabulary, as <think> may be, are words like any other: text
         yields them.
         """
-        return {token["content"]: token["id"] for token in self._added if token["special"]}
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: i for i, token in sorted(added.items()) if token.special}
 
     @functools.cached_property
     def _special(self) -> re.Pattern[str]:
@@ -275,12 +275,9 @@ class Pretrained:
     @functools.cached_property
     def _disguises(self) -> bool:
         """Whether special tokens are matched in normalized text, such as <s> in a former <S>."""
-        normalized = any(token["special"] and token["normalized"] for token in self._added)
-        return normalized and json.loads(self.content).get("normalizer") is not None
-
-    @property
-    def _added(self) -> list[dict[str, Any]]:
-        return json.loads(self.content)["added_tokens"]
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        normalized = any(token.special and token.normalized for token in added)
+        return normalized and self._tokenizer.normalizer is not None
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -288,9 +285,7 @@ class Pretrained:
 
     @functools.cached_property
     def _with_specials(self) -> Any:
-        tokenizer = _load(self.content)
-        tokenizer.encode_special_tokens = False
-        return tokenizer
+        return _special_ids.reading(require_tokenizers(), self._tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled `tokenizers.Tokenizer` forgets encode_special_tokens.

@@ -25,6 +25,11 @@ from dovetail_stack.recipes.record_options import (
         ),
         (Examples, {"records": (), "max_corrupt": -1}, r"at least 0, got max_corrupt=-1: leave it"),
         (Answers, {"samples": 3, "prompts": 0}, r"must have prompts.*samples=3, prompts=0: pass"),
+        (
+            Answers,
+            {"directory_sampling": True, "prompts": 0},
+            r"must have prompts.*directory_sampling=True, prompts=0: pass prompts=4",
+        ),
         (Answers, {"answer_tokens": 0}, r"at least 1, got answer_tokens=0: leave it out"),
         (Answers, {"samples": -1}, r"at least 0, got samples=-1: leave it out"),
         (Adapting, {"quantize": "int8"}, r"must have adapters.*quantize=int8, lora_rank=0: pass"),

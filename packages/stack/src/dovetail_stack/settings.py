@@ -22,6 +22,7 @@ from dovetail_stack.recipes.options import (
     Files,
     Monitoring,
     Shape,
+    SourceMonitoring,
     TextMonitoring,
     Training,
     Tuning,
@@ -48,8 +49,8 @@ CHECKED_ROWS = 10  # that `dovetail train RECIPE --check` shows
 CHANGEABLE = frozenset(
     (
         *("steps", "save_every", "remat", "accumulate", "precision", "ema", "guard_sigma"),
-        *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature"),
-        *("allow", "ignore", "samples", "prompt", "prompts", "answer_tokens", "trace"),
+        *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature", "trace"),
+        *("allow", "ignore", "samples", "prompt", "prompts", "answer_tokens", "directory_sampling"),
     )
 )
 # Between 0 and another value these add or drop arrays of the run's state.
@@ -81,8 +82,7 @@ class Settings:
         duration: Length of the run. `steps` is None until corpus and speed are known.
         monitoring: Traces during training, and samples where a model writes text.
         training: Batch, precision and the like.
-        skipped: Names of files without text, relative to the text's directory. None: not known yet,
-            or no text.
+        skipped: Names of files without text, below its directory. None: not known, or no text.
         leave_out: Steps [first, end) whose batches are passed over. Each is numbered as in the run
             after those before it.
         rewind: A rewind that is pending.
@@ -183,6 +183,7 @@ class Continue(FromText):
 
     recipe: ClassVar[str] = "continue"
     source: Source
+    monitoring: SourceMonitoring = field(default_factory=SourceMonitoring)
     training: Tuning = field(default_factory=Tuning)
 
 
@@ -198,6 +199,7 @@ class Distil(FromText):
 
     recipe: ClassVar[str] = "distil"
     distillation: Distillation
+    monitoring: SourceMonitoring = field(default_factory=SourceMonitoring)
     shape: Shape = field(default_factory=Shape)
     training: Training = field(default_factory=Training)
 
@@ -278,12 +280,11 @@ RECIPES: dict[str, type[Settings]] = {
 def parts(kind: type[Settings]) -> dict[str, Any]:
     """Returns {name: class} of the groups in a recipe's settings, first those that need values."""
     groups = {f.name: f.type for f in dataclasses.fields(kind) if dataclasses.is_dataclass(f.type)}
-    ordered = sorted(groups, key=lambda name: not _needs_values(groups[name]))
-    return {name: groups[name] for name in ordered}
 
+    def is_complete(name: str) -> bool:
+        return all(x.default is not dataclasses.MISSING for x in dataclasses.fields(groups[name]))
 
-def _needs_values(group: Any) -> bool:
-    return any(item.default is dataclasses.MISSING for item in dataclasses.fields(group))
+    return {name: groups[name] for name in sorted(groups, key=is_complete)}
 
 
 def option(name: str) -> str:
@@ -390,8 +391,7 @@ def changed(given: dict[str, Any], stored: S) -> S:
     """Returns the stored settings with the given options. Raises ValueError if they do not fit."""
     made = create(type(stored), {**flat(stored), **_without_asked(given, stored)})
     beside = ("skipped", "leave_out", "rewind", "keys", "asked")
-    kept = {name: getattr(stored, name) for name in beside}
-    return dataclasses.replace(made, **kept)
+    return dataclasses.replace(made, **{name: getattr(stored, name) for name in beside})
 
 
 def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:

@@ -145,13 +145,17 @@ def _distilling(run: Distil, out: Path, mesh: "Mesh") -> Job:
 def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, like: Path) -> Job:
     """Joins text and recipe. The tokenizer of `like` is exported."""
     from dovetail_data import pack
+    from dovetail_stack.recipes.engine import GREEDY, suggestion
     from dovetail_stack.recipes.fitting import attention
     from dovetail_stack.recipes.sampling import Samples
     from dovetail_train import lm_loss
 
     length, seed = run.training.length, run.training.seed
     hooks = []
+    drawn = isinstance(run, Continue | Distil) and run.monitoring.directory_sampling
     if run.monitoring.samples:
+        if not drawn and like != out and (line := suggestion(like, GREEDY)):
+            say(line)
         samples = Samples(
             out / SAMPLES,
             text.tokenizer,
@@ -159,6 +163,7 @@ def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, lik
             every=run.monitoring.samples,
             decoder=recipe.decoder,
             directory=like,
+            directory_sampling=drawn,
         )
         hooks.append(samples)
     metrics = {"loss": lm_loss(attention=attention), **_bits_per_byte(text.tokenizer)}

@@ -343,6 +343,28 @@ class TextMonitoring(Monitoring):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceMonitoring(TextMonitoring):
+    """Monitoring of a model whose samples may be drawn as a published directory suggests.
+
+    Args:
+        directory_sampling: Draw the samples as generation_config.json of the model (of the teacher,
+            in `distil`) suggests. False: take the likeliest tokens.
+    """
+
+    directory_sampling: bool = declared(
+        False, "draw samples as the model's generation_config.json suggests", action="store_true"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.directory_sampling and not self.samples:
+            raise ValueError(
+                "directory_sampling must have samples to draw, got directory_sampling=True, "
+                "samples=0: pass samples=100, or leave directory_sampling= out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Devices:
     """Axes of the mesh of devices.
 

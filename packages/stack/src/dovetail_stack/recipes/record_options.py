@@ -151,6 +151,11 @@ class Answers(Monitoring):
                 f"samples must have prompts to answer, got samples={self.samples}, prompts=0: "
                 "pass prompts=4, or leave samples= out"
             )
+        if self.directory_sampling and not self.prompts:
+            raise ValueError(
+                "directory_sampling must have prompts to answer, got directory_sampling=True, "
+                "prompts=0: pass prompts=4, or leave directory_sampling= out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,58 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+import shutil
+
+import pytest
+
+from dovetail_infer import Sampling
+from dovetail_models import load
+from dovetail_stack import settings, text_jobs
+from dovetail_stack.mesh import make_mesh
+from dovetail_stack.recipes.engine import engine
+from dovetail_stack.recipes.options import SourceMonitoring
+from dovetail_stack.settings import RECIPES
+
+
+@pytest.mark.parametrize("recipe", ["continue", "distil"])
+def test_samples_of_a_directory_need_samples_and_a_directory(recipe):
+    given = {"text": "t", "model": "m", "teacher": "m", "samples": 2, "directory_sampling": True}
+    run = settings.create(RECIPES[recipe], given)
+    assert run.monitoring == SourceMonitoring(samples=2, directory_sampling=True)
+    again = settings.changed({"directory_sampling": False}, run)
+    assert settings.changes(run, again) == {"directory_sampling": [True, False]}
+    assert set(settings.changes(run, again)) <= settings.CHANGEABLE
+    with pytest.raises(ValueError, match=r"have samples .* got directory_sampling=True, samples=0"):
+        settings.create(RECIPES[recipe], {**given, "samples": 0})
+    # A model from nothing has no directory that suggests anything.
+    assert "directory_sampling" not in settings.flat(settings.create(RECIPES["pretrain"], given))
+
+
+@pytest.mark.thorough("it compiles an engine")
+def test_samples_are_drawn_as_the_directory_suggests(source, tmp_path, capsys):
+    directory, out, text = tmp_path / "model", tmp_path / "run", tmp_path / "text"
+    shutil.copytree(source, directory)
+    text.mkdir()
+    for i in range(20):  # of which one in ten is held out
+        (text / f"{i}.py").write_text(f"def number_{i}():\n    return {i}\n" * 9)
+    drawn = {"do_sample": True, "temperature": 9.0, "top_k": 200}
+    (directory / "generation_config.json").write_text(json.dumps(drawn))
+    given = {"text": str(text), "model": str(directory), "samples": 2, "length": 16}
+    run = settings.create(RECIPES["continue"], given)
+    out.mkdir()
+    text_jobs.job_of(run, out, make_mesh({}))
+    shown = (
+        "The directory suggests temperature 9, top-k 200: pass --directory-sampling to use them."
+    )
+    assert shown in capsys.readouterr().err
+    asked = settings.changed({"directory_sampling": True}, run)
+    (hook,) = text_jobs.job_of(asked, out, make_mesh({})).hooks
+    assert shown not in capsys.readouterr().err
+    model = load(directory)
+    hook.write(model, 1)
+    line = json.loads((out / "samples.jsonl").read_text(encoding="utf-8"))
+    tokenizer = text_jobs._opened(run)[2]
+    with engine(model, tokenizer=tokenizer, max_rows=1) as opened:
+        sampling = Sampling(temperature=9.0, top_k=200, seed=0, max_tokens=48)
+        (completion,) = opened.generate(["The"], sampling)
+    assert line == {"step": 1, "prompt": "The", "text": completion.text}

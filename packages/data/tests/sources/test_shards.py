@@ -99,11 +99,15 @@ class TestShards:
         with pytest.raises(ValueError, match=r"got 1 of .*test's 2 in .*, without 00001\."):
             hf_directory(tmp_path, split="test")
 
-    def test_may_be_chosen_by_a_list_or_a_pattern(self, tmp_path):
+    def test_may_be_chosen_by_a_list_or_a_pattern(self, tmp_path, caplog):
         shards(tmp_path, "parquet", [0, 1, 2])
         assert len(list(records(parquet(tmp_path, pattern="**/*-00001-of-*")))) == 1
+        assert len(list(records(parquet(sorted((tmp_path / "data").iterdir())[:2])))) == 2
+        assert caplog.messages == []
         (tmp_path / "data" / "train-00002-of-00003.parquet").unlink()
         assert len(list(records(parquet(sorted((tmp_path / "data").iterdir()))))) == 2
+        (told,) = caplog.messages
+        assert f"{tmp_path / 'data'} has 2 of the 3 shards of train; the others are not" in told
         readme = "---\nconfigs:\n- data_files: data/train-00000-*\n---\n"
         (tmp_path / "README.md").write_text(readme)
         with pytest.raises(ValueError, match=r"got 2 of .*train's 3"):
@@ -131,6 +135,21 @@ class TestRows:
                 continue
             message = rf"must have the rows of README.md: got .* 5 rows, and num_examples: {n}\."
             with pytest.raises(ValueError, match=message):
+                hf_directory(tmp_path)
+
+    @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+    def test_of_text_are_lines_or_files(self, tmp_path, ending):
+        for i, content in enumerate((b"one\ntwo\n", b"three")):
+            packed = gzip.compress(content) if ending == "txt.gz" else content
+            (tmp_path / f"train{i}.{ending}").write_bytes(packed)
+        for count in (3, 2, 4):
+            (tmp_path / "README.md").write_text(f"---\n{INFO.format(n=count)}---\n")
+            if count < 4:
+                assert len(list(records(hf_directory(tmp_path)))) == 2
+                continue
+            with pytest.raises(
+                ValueError, match=r"3 lines in 2 files, and num_examples: 4\. Fetch"
+            ):
                 hf_directory(tmp_path)
 
     @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ A download that was cut short leaves fewer files, and each of those is sound. Nu
 """
 
 import collections
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(
     r"(?P<split>.*?)-(?P<i>\d{3,})-of-(?P<n>\d{3,})(?:-[0-9a-f]{8,})?(?P<end>(?:\.\w+)*)"
 )
@@ -37,6 +39,30 @@ def check_directory(files: Iterable[Path], *, where: str) -> None:
             folders[file.parent].add(key)
     for folder, keys in folders.items():
         check(os.listdir(folder), where=where, keys=keys)
+
+
+def tell_missing(files: Iterable[Path]) -> None:
+    """Logs a warning for each set of shards with one of `files`, if others are not on the disk.
+
+    Files given by name may be a choice, and a pattern of the shell takes what is there.
+    """
+    sets = {
+        (file.parent, match["split"], match["end"], match["n"])
+        for file in files
+        if (match := _NAME.fullmatch(file.name))
+    }
+    for folder, *key in sorted(sets):
+        matches = filter(None, map(_NAME.fullmatch, os.listdir(folder)))
+        numbers = {m["i"] for m in matches if [m["split"], m["end"], m["n"]] == key}
+        if len(numbers) < int(key[2]):
+            _log.warning(
+                "%s has %d of the %d shards of %s; the others are not read. Fetch them, unless "
+                "the choice is meant.",
+                folder,
+                len(numbers),
+                int(key[2]),
+                key[0],
+            )
 
 
 def check(

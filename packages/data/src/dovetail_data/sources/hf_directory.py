@@ -16,7 +16,7 @@ from dovetail_data.sources.arrow import ArrowFiles, arrow
 from dovetail_data.sources.jsonl import JsonLines, jsonl
 from dovetail_data.sources.parquet import ParquetFiles, parquet
 from dovetail_data.sources.source import Source
-from dovetail_data.sources.text import text
+from dovetail_data.sources.text import TextFiles, text
 
 _FORMATS = {
     ".parquet": "parquet",
@@ -52,7 +52,7 @@ def hf_directory(
     without a split are then left out.
 
     A split must be whole: all shards that the names SPLIT-00000-of-00003 announce, and as many rows
-    as README.md has in `dataset_info`.
+    (of .txt: lines or files) as README.md has in `dataset_info`.
 
     Args:
         path: The directory.
@@ -136,7 +136,15 @@ def _repository(directory: Path, split: str, options: Options) -> Source:
 
 def _check_rows(source: Source, declared: int, where: str) -> None:
     """Raises ValueError unless a split has as many rows as its README.md says."""
-    if isinstance(source, JsonLines | ArrowFiles | ParquetFiles):  # a file of text may be any rows
+    if isinstance(source, TextFiles):  # a row of `datasets` is a line, or with an option a file
+        lines, files = _lines(source), len(source.files)
+        if lines is not None and declared not in (lines, files):
+            raise ValueError(
+                f"a split must have the rows of README.md, lines or files of text: got {where}, "
+                f"{lines} lines in {files} files, and num_examples: {declared}. Fetch the missing "
+                "files, correct README.md, or give the files to text([...])."
+            )
+    elif isinstance(source, JsonLines | ArrowFiles | ParquetFiles):
         count = source.count()
         if count not in (None, declared):
             raise ValueError(
@@ -144,6 +152,18 @@ def _check_rows(source: Source, declared: int, where: str) -> None:
                 f"num_examples: {declared}. Fetch the missing files, correct README.md, or give "
                 "the files to parquet([...]), jsonl([...]) or arrow([...])."
             )
+
+
+def _lines(source: TextFiles) -> int | None:
+    """Returns the lines of all files, None if one is damaged: reading says so."""
+    lines = 0
+    try:
+        for file in source.files:
+            with compression.open_file(file.path) as stream:
+                lines += sum(1 for _ in stream)
+    except compression.Damaged:
+        return None
+    return lines
 
 
 def _source(kind: str, files: list[Path], options: Options) -> Source:

@@ -119,9 +119,9 @@ def reading(library: Any, tokenizer: Any) -> Any:
         tokenizer: A `tokenizers.Tokenizer` that may take special tokens as text.
     """
     twin = library.Tokenizer(tokenizer.model)
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        if (used := getattr(tokenizer, part)) is not None:
-            setattr(twin, part, used)
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        if (used := getattr(tokenizer, name)) is not None:
+            setattr(twin, name, used)
     added = tokenizer.get_added_tokens_decoder()
     for _, token in sorted(added.items()):
         (twin.add_special_tokens if token.special else twin.add_tokens)([token])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from dovetail_stack._rewind import Rewind
 from dovetail_stack.recipes.options import (
     Batching,
     Devices,
@@ -57,21 +58,6 @@ CHANGEABLE = frozenset(
 CONVERTED = ("ema", "guard_sigma")
 AXES = tuple(item.name for item in dataclasses.fields(Devices))  # of the mesh, by their options
 S = TypeVar("S", bound="Settings")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rewind:
-    """A rewind that is pending; see `rewinding`.
-
-    Attributes:
-        asked: The step that was asked for, or None.
-        to: Step of the checkpoint to go on from.
-        leave_out: Steps [first, end) to leave out, as they were asked for.
-    """
-
-    asked: int | None
-    to: int
-    leave_out: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +165,11 @@ class Continue(FromText):
     """Train a Hugging Face directory's model on, whole or by adapters that are merged at the end.
 
     The export is in float32, the dtype of training. `dovetail models convert` casts it.
+
+    Args:
+        source: The model.
+        monitoring: Samples and traces during training.
+        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "continue"
@@ -193,6 +184,7 @@ class Distil(FromText):
 
     Args:
         distillation: The teacher and its weight in the loss.
+        monitoring: Samples and traces during training.
         shape: Family and sizes of the student.
         training: Batch and learning rates.
     """

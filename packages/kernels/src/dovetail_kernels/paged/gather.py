@@ -259,8 +259,7 @@ def _lanes(
     if gpu and ids_LC.shape[1] == per_block:
         _, maximum, total, acc = block(start)
     else:
-        visible = call.keys if call.window is None else min(call.window, call.keys)
-        with trips(visible, per_block * call.page_size):
+        with trips(min(call.window or call.keys, call.keys), per_block * call.page_size):
             _, maximum, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
     # An empty lane gives 0 / 0, and its rows are dropped.
     out = (acc / total[..., None]).reshape(lanes, heads, size, call.out_width).swapaxes(1, 2)

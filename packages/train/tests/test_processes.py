@@ -121,6 +121,15 @@ def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     assert (result["seconds"] < restored + result["launch_s"]).all()
 
 
+@pytest.mark.thorough
+def test_every_kind_of_state_moves_between_one_process_and_two_bit_for_bit(tmp_path):
+    result = _launches("kinds.py", tmp_path)
+    assert result["moved"] == result["whole"]
+    assert {"guard.key", "opt.0.rng_key", "rest.dropout.rngs.key", "rest.keys"} < set(
+        result["whole"]
+    )
+
+
 @pytest.mark.capability("a lost process ends the others, and the run resumes")
 @pytest.mark.slow
 def test_survivors_of_a_killed_process_raise_and_the_run_resumes(tmp_path):

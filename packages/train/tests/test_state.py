@@ -64,6 +64,30 @@ def test_the_state_shares_no_memory_with_arrays_of_numpy(mesh):
     assert float(jnp.abs(state.params["kernel"]).max()) == 0
 
 
+def test_a_variable_may_hold_a_dict_nothing_or_keys_and_a_module_an_array(mesh):
+    values = {
+        "nested": {"a": None, "b": jnp.arange(3.0), "c": {}},
+        "nothing": None,
+        "keys": jax.random.split(jax.random.key(0, impl="rbg"), 3),
+    }
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    for name, value in values.items():
+        setattr(model, name, nnx.Variable(value))
+    model.array = nnx.data(jnp.arange(2))
+    definition, arrays = split(model, optax.sgd(0.1), trainable=nnx.Param, mesh=mesh)
+    state = build(definition, arrays)
+    merged = definition.merge(state.params, state.frozen, state.rest)
+    for name, value in values.items():
+        jax.tree.map(
+            np.testing.assert_array_equal, *map(_data, (getattr(merged, name).get_value(), value))
+        )
+    np.testing.assert_array_equal(merged.array, [0, 1])
+
+
+def _data(tree):
+    return jax.tree.map(lambda x: jax.random.key_data(x) if "key" in str(x.dtype) else x, tree)
+
+
 def test_the_abstract_state_is_the_state_without_its_arrays(mesh):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(0.1)))
     definition, arrays = split(_Adapted(), tx, trainable=nnx.Param, mesh=mesh)

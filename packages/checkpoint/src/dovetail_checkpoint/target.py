@@ -208,10 +208,10 @@ def empty(wanted: Any) -> Any:
         return finish(np.empty(wanted.shape, wanted.dtype), wanted)
     like = jax.ShapeDtypeStruct(wanted.shape, wanted.dtype)
     words = jax.eval_shape(jax.random.key_data, like)
-    keys = jax.random.wrap_key_data(
-        jnp.empty(words.shape, words.dtype), impl=KEYS[str(wanted.dtype)]
-    )
-    return jax.device_put(keys, sharding(wanted))
+    # jax.device_put refuses keys on devices of other processes, and takes their data.
+    at = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding(wanted))
+    data = finish(np.empty(words.shape, words.dtype), at)
+    return jax.random.wrap_key_data(data, impl=KEYS[str(wanted.dtype)])
 
 
 def with_states(items: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:

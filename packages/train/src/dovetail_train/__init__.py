@@ -17,7 +17,7 @@
 - Several processes: `initialize_distributed`, `process_shard`, `watch_processes`
 - Losses: `Loss`, `GroupLoss`, `BatchLoss`, `Term`, `Metric`, `DefaultWeight`, `lm_loss`; for your
   own: `over_chunks`, `token_cross_entropy`, `CrossEntropy`
-- Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
+- Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `place`, `context_parallel`,
   `balanced_order`, `caches_cpu_programs`, `collectives`, `Collective`,
   `slice_ids`
 - Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
@@ -65,7 +65,7 @@ from dovetail_train.remedies import Remedy
 from dovetail_train.report import ReportPage, Section, show_report, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.slices import slice_ids
-from dovetail_train.state import State
+from dovetail_train.state import State, place
 from dovetail_train.step import (
     BatchLoss,
     DefaultWeight,
@@ -110,6 +110,7 @@ __all__ = [  # noqa: RUF022, by topic
     "abstract_mesh",
     "auto_mesh",
     "fsdp_shardings",
+    "place",
     "context_parallel",
     "balanced_order",
     "caches_cpu_programs",

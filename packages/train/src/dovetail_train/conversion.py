@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dovetail_train._keys import put
 from dovetail_train.state import Definition, State, init_averages, train_item
 
 _ARRAY = re.compile(r"(.+)\[([\d, ]*)\]")
@@ -90,7 +91,7 @@ def convert(
     fresh = _fresh_opt(definition, params, [name for name in missing if name not in counts])
     counted = {name: np.asarray(updates, x.dtype) for name, x in counts.items()}
     opt = {**fresh, **counted, **kept}
-    leaves = [jax.device_put(opt[name], x.sharding) for name, x in wanted.items()]
+    leaves = [put(opt[name], x.sharding) for name, x in wanted.items()]
     dropped = [f"opt.{name}" for name in saved if name not in wanted]
     ema, guard = train.get("ema"), train.get("guard")
     if (at.ema is None) != (ema is None):
@@ -100,7 +101,7 @@ def convert(
         dropped += ["guard"] if guard is not None else []
         guard = None if definition.guard is None else definition.guard.begin()
         made += ["guard"] if guard is not None else []
-        guard = jax.tree.map(lambda x, s: jax.device_put(jax.device_get(x), s), guard, at.guard)
+        guard = jax.tree.map(put, guard, at.guard)
     others = {name: train[name] for name in ("step", "frozen", "rest", "skips")}
     tree = jax.tree.unflatten(jax.tree.structure(target.opt), leaves)
     state = State(params=params, opt=tree, ema=ema, guard=guard, **others)

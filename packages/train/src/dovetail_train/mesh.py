@@ -163,7 +163,7 @@ def fsdp_shardings(
 ) -> nnx.State:
     """Returns shardings of `nnx.state(module)`: the largest divisible dimension goes over fsdp.
 
-    Only shapes are read, so an abstract module will do. Use the result with `jax.device_put`, or as
+    Only shapes are read, so an abstract module will do. Use the result with `place`, or as
     `out_shardings` of `jax.jit`.
 
     Args:

@@ -3,6 +3,8 @@
 """The state of a run, as one pytree of arrays with shardings."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from dovetail_train._keys import put
 from dovetail_train._patterns import Patterns, name_of, select
 from dovetail_train.axes import check_uses, retyped
 from dovetail_train.guard import StepGuard, no_skips
@@ -79,6 +82,7 @@ class Definition:
     Attributes:
         graphdef: Graph of the module.
         shardings: Sharding of each array.
+        paths: Paths of the Variables: of trained parameters, of frozen ones, and of the others.
         kept: Names of the parameters with the metadata `keep_dtype=True`.
         tx: Optimizer.
         guard: Guard, or None.
@@ -86,6 +90,7 @@ class Definition:
 
     graphdef: Any
     shardings: State
+    paths: tuple[Any, ...]
     kept: frozenset[str]
     tx: optax.GradientTransformation
     guard: StepGuard | None = None
@@ -98,7 +103,14 @@ class Definition:
             frozen: Frozen parameters.
             rest: Other state.
         """
-        return nnx.merge(self.graphdef, params, frozen, rest)
+        # A Variable may hold a dict. Its path tells where the Variable ends and the dict begins.
+        states = (
+            nnx.FlatState.from_sorted_keys_values(
+                paths, [functools.reduce(operator.getitem, path, tree) for path in paths]
+            )
+            for tree, paths in zip((params, frozen, rest), self.paths, strict=True)
+        )
+        return nnx.merge(self.graphdef, *states)
 
     def is_like(self, other: "Definition") -> bool:
         """Tests whether the same step serves both: equal definition and shardings."""
@@ -220,7 +232,12 @@ def split(
         skips=jax.tree.map(lambda _: everywhere, no_skips()),
     )
     definition = Definition(
-        graphdef=graphdef, shardings=shardings, kept=_kept(states), tx=tx, guard=extras.guard
+        graphdef=graphdef,
+        shardings=shardings,
+        paths=tuple(nnx.to_flat_state(state).paths for state in states),
+        kept=_kept(states),
+        tx=tx,
+        guard=extras.guard,
     )
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
 
@@ -231,8 +248,27 @@ def _kept(states: Sequence[nnx.State]) -> frozenset[str]:
         name_of(path)
         for state in states
         for path, variable in nnx.to_flat_state(state)
-        if variable.get_metadata("keep_dtype", False)
+        if isinstance(variable, nnx.Variable) and variable.get_metadata("keep_dtype", False)
     )
+
+
+def place(tree: Any, shardings: Any) -> Any:
+    """Returns `jax.device_put(tree, shardings)`, for typed keys and several processes too.
+
+    `jax.device_put` refuses typed keys, such as those of `nnx.Rngs`, on a mesh with devices of
+    other processes, and arrays that are committed to a device of this process.
+
+    Args:
+        tree: Arrays. Each process passes the same values, or arrays that lie on a mesh of all.
+        shardings: One sharding, or a tree of them.
+
+    Example:
+
+        >>> from dovetail_train import fsdp_shardings, make_mesh
+        >>> model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> nnx.update(model, place(nnx.state(model), fsdp_shardings(model, make_mesh())))
+    """
+    return jax.tree.map(put, tree, jax.tree.broadcast(shardings, tree))
 
 
 @jax.transfer_guard("allow")
@@ -246,27 +282,27 @@ def build(definition: Definition, arrays: Arrays) -> State:
     def copy(x: Any, sharding: Any) -> Any:
         # device_put shares aligned NumPy memory with a CPU, also with may_alias=False.
         x = x if isinstance(x, jax.Array) else np.array(x)
-        return jax.device_put(x, sharding, may_alias=False)
+        return put(x, sharding, may_alias=False)
 
-    def put(tree: Any, shardings: Any) -> Any:
+    def copied(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(copy, tree, shardings)
 
     def init_optimizer(params: Any) -> Any:  # the name of the compiled program
         return _strong(tx.init(params))
 
-    params = put(arrays.params, at.params)
+    params = copied(arrays.params, at.params)
     with ambient(at.step.mesh):
         opt = jax.jit(init_optimizer, out_shardings=at.opt)(params)
         ema = None if at.ema is None else jax.jit(init_averages, out_shardings=at.ema)(params)
     return State(
         step=jax.device_put(np.int32(0), at.step),
         params=params,
-        frozen=put(arrays.frozen, at.frozen),
-        rest=put(arrays.rest, at.rest),
+        frozen=copied(arrays.frozen, at.frozen),
+        rest=copied(arrays.rest, at.rest),
         opt=opt,
         ema=ema,
-        skips=put(jax.device_get(no_skips()), at.skips),
-        guard=put(jax.device_get(_history(definition.guard)), at.guard),
+        skips=copied(no_skips(), at.skips),
+        guard=copied(_history(definition.guard), at.guard),
     )
 
 

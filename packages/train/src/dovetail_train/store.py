@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
+from dovetail_train._keys import key_data, typed
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -105,7 +107,7 @@ class OrbaxStore:
                 **{
                     name: args.JsonSave({"state": item.get_state()})
                     if isinstance(item, Stateful)
-                    else args.StandardSave(_without_keys(item))
+                    else args.StandardSave(jax.tree.map(key_data, item))
                     for name, item in items.items()
                 }
             ),
@@ -122,7 +124,7 @@ class OrbaxStore:
                 **{
                     name: args.JsonRestore()
                     if isinstance(target, Stateful)
-                    else args.StandardRestore(_without_keys(target))
+                    else args.StandardRestore(jax.tree.map(key_data, target))
                     for name, target in targets.items()
                 }
             ),
@@ -133,7 +135,7 @@ class OrbaxStore:
                 target.set_state(restored[name]["state"])
                 items[name] = target
             else:
-                items[name] = _with_keys(restored[name], target)
+                items[name] = jax.tree.map(typed, restored[name], target)
         return step, items
 
     def peek(self, name: str) -> tuple[int, Any] | None:
@@ -148,35 +150,3 @@ class OrbaxStore:
 
     def wait(self) -> None:
         self._manager.wait_until_finished()
-
-
-def _is_key(x: Any) -> bool:
-    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _without_keys(tree: Any) -> Any:
-    """Replaces typed random keys by their uint32 data, in arrays and targets alike."""
-
-    def leaf(x: Any) -> Any:
-        if not _is_key(x):
-            return x
-        if isinstance(x, jax.Array):
-            return jax.random.key_data(x)
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(x.shape, x.dtype))
-        return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
-
-    return jax.tree.map(leaf, tree)
-
-
-def _with_keys(tree: Any, target: Any) -> Any:
-    def leaf(x: Any, like: Any) -> Any:
-        if not _is_key(like):
-            return x
-        impls = []  # key_impl reads a traced key, but not a ShapeDtypeStruct
-        jax.eval_shape(
-            lambda key: impls.append(jax.random.key_impl(key)),
-            jax.ShapeDtypeStruct(like.shape, like.dtype),
-        )
-        return jax.random.wrap_key_data(x, impl=impls[0])
-
-    return jax.tree.map(leaf, tree, target)

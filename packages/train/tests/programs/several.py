@@ -49,10 +49,10 @@ class Batches:
         return rows_of(self.i - 1, self.me, self.count)
 
     def get_state(self):
-        return self.i
+        return {"i": self.i}
 
     def set_state(self, state):
-        self.i = state
+        self.i = state["i"]
 
 
 def rows_of(number, me, count):

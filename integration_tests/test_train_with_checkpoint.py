@@ -4,7 +4,11 @@
 
 import gc
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +19,8 @@ from flax import nnx
 from dovetail_checkpoint import Best, Retention, Store, checksums
 from dovetail_train import Trainer
 
+INTEGRATION = Path(__file__).parent
+ROOT = INTEGRATION.parent
 # The best of eight steps is the third; the last ones are no number.
 NLL = [3.0, 2.5, 1.25, 2.0, 1.5, 1.75, float("nan"), float("inf")]
 
@@ -181,3 +187,49 @@ def test_a_damaged_step_is_compared_by_the_description_of_the_one_before(tmp_pat
     assert int(resumed(tmp_path, rate=5e-3).step) == 4
     assert "from step 2 on the run has other settings: optimizer scale.step_size" in caplog.text
     gc.collect()  # those tasks, while their warnings are ignored
+
+
+def program(name, directory, *arguments):
+    """Returns the JSON of a program that starts the processes of a run."""
+    ours, of_train = INTEGRATION / "programs", ROOT / "packages" / "train" / "tests" / "programs"
+    done = subprocess.run(
+        [sys.executable, str(ours / name), str(directory), *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "scripts", of_train)))},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.thorough("several processes")
+def test_keys_of_all_shapes_move_between_one_process_and_two_bit_for_bit(tmp_path):
+    result = program("stored_kinds.py", tmp_path)
+    assert result["moved"] == result["whole"]
+    assert result["whole"]["rest.no_keys"].startswith("key<fry>[0] ")
+
+
+@pytest.mark.thorough("several processes")
+def test_functions_that_hold_their_rank_resume_on_any_number_of_processes(tmp_path):
+    result = program("ranks.py", tmp_path)
+    assert result["up"] == [2, "out.0", "1", "2"]
+    assert result["down"] == [4, "out.0", "1", "2", "3", "4"]
+    for launch, output in result.items():
+        if launch in ("one to two", "two", "one to four", "changed"):
+            assert output.count("all processes of a run should be given the same functions") == 1
+            assert "got loss=named in process 1 where process 0 has squared; " in output
+            assert "checkpoints describe those of process 0" in output
+        if launch in ("one", "one to two", "two", "two to one", "one to four"):
+            assert "other settings" not in output
+    assert "other settings: loss squared.factor 0.5 is now 0.25" in result["changed"]
+    assert "guard Guard(False) is now Guard(True)" in result["changed"]
+    for output in result["seeds"]:
+        assert (
+            "must train the same program, got seed=1 in process 1 where process 0 has 0; pass"
+            in output
+        )
+    for output in result["optimizers"]:
+        assert "got optimizer=noted, chain, with_extra_args_support, scale_by_adam" in output
+        assert "pass the same settings and model to the Trainer of every process" in output

@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from dovetail_train import Trainer
-from dovetail_train.contract import compare, description
+from dovetail_train.contract import between, compare, description
 
 
 def _loss(model, batch, *, key):
@@ -21,7 +21,11 @@ def scaled(model, *, by):
 
 
 def _described(**options):
-    begin = Trainer(optax.sgd(0.1), _loss, **options)._begin(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    return _described_with(optax.sgd(0.1), **options)
+
+
+def _described_with(tx, **options):
+    begin = Trainer(tx, _loss, **options)._begin(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
     return description(begin.programs, begin.definition, begin.target)
 
 
@@ -39,3 +43,20 @@ def test_a_run_saved_before_the_option_has_none():
     saved = _described()
     del saved["after_update"]
     assert compare(saved, _described()) == []
+
+
+def test_between_processes_functions_may_differ_and_settings_and_arrays_may_not():
+    first = _described(after_update=functools.partial(scaled, by=0))
+    own = _described(after_update=functools.partial(scaled, by=1), seed=1, ema=0.5)
+    assert between(first, own) == [
+        (False, "seed", "0", "1"),
+        (False, "ema", "None", "0.5"),
+        (True, "after_update scaled.by", "0", "1"),
+    ]
+    assert between(first, first) == []
+
+
+def test_between_processes_another_optimizer_is_refused_if_its_arrays_differ():
+    sgd, sign, adam = map(_described_with, (optax.sgd(0.1), optax.sign_sgd(0.1), optax.adam(0.1)))
+    assert [may_be_equal for may_be_equal, *_ in between(sgd, sign)] == [True]
+    assert [may_be_equal for may_be_equal, *_ in between(sgd, adam)] == [False]

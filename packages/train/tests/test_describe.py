@@ -141,6 +141,11 @@ def test_arrays_have_shape_dtype_and_a_digest_of_their_bits():
     large = np.zeros((1 << 22) + 1, np.float32)
     assert describe(large) == {"array": f"float32[{large.size}]"}
     assert set(describe(jax.random.key(0))) == {"array", "sha256"}
+    # An array on several processes has no digest, and one that fits both has.
+    spread = {"array": "float32[3, 5]"}
+    assert changes(spread, describe(x), "x") == changes(describe(x), spread, "x") == []
+    assert changes(spread, describe(x[:2]), "x") == [("x", "float32[3, 5]", "float32[2, 5]")]
+    assert len(changes(describe(other), describe(x), "x")) == 1
 
 
 def test_devices_are_no_part_of_a_description():

@@ -16,9 +16,9 @@ from dovetail_train.store import Stateful
 class Progress:
     """The saved state of the clock and of hooks.
 
-    The processes of a run measure different times, and a hook may count on its own. The saved state
-    is that of process 0, equal on all processes: so a run resumes on any number of them. `agree`
-    takes it, before each save.
+    The processes of a run measure different times, and a hook may count on its own or run on some
+    of them. The saved state is that of process 0, equal on all processes: so a run resumes on any
+    number of them. `agree` takes it, before each save.
 
     `pending_hooks` is the number of hooks, the last of those due at the step, that a stop request
     left uncalled.
@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
         self._clock, self.pending_hooks = clock, 0
         self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
+        self._names = first([type(hook).__name__ for hook in self._hooks])
         self._agreed: dict[str, Any] | None = None
 
     def agree(self, measured: Mapping[str, float]) -> dict[str, float]:
@@ -56,16 +57,18 @@ class Progress:
 
     def set_state(self, state: dict[str, Any]) -> None:
         saved = [name for name, _ in state["hooks"]]
-        given = [type(hook).__name__ for hook in self._hooks]
-        if saved != given:
+        if saved != self._names:
             raise ValueError(
-                f"a run must be resumed with the hooks whose state it saved, got hooks {given} "
-                f"where {saved} were saved; pass those hooks, in that order"
+                f"a run must be resumed with the hooks whose state it saved, got hooks "
+                f"{self._names} where {saved} were saved; pass those hooks, in that order"
             )
         self._clock.set_state(state["clock"])
         self.pending_hooks = state["pending_hooks"]
-        for hook, (_, value) in zip(self._hooks, state["hooks"], strict=True):
-            hook.set_state(value)
+        own = list(self._hooks)
+        for name, value in state["hooks"]:
+            here = [i for i, hook in enumerate(own) if type(hook).__name__ == name][:1]
+            for i in here:  # none where a process has fewer hooks than process 0
+                own.pop(i).set_state(value)
 
 
 class StopsTogether:

@@ -79,6 +79,7 @@ RULES = (
     Rule("model", "names, shapes, dtypes of arrays", "refused", f"pass the saved model, {_LEAVE}"),
     Rule("stateful hooks", "hooks with get_state", "refused", "pass the hooks that were saved"),
 )  # fmt: skip
+_FUNCTIONS = ("optimizer", "guard", "loss", "after_update", "another loss", "code", "versions")
 _BY_ENTRY = {rule.entry: rule for rule in RULES}
 
 # Transformations that multiply by a rate. A constant and a schedule differ in nothing else.
@@ -174,6 +175,20 @@ def compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[Differ
     order = ("refused", "converted", "logged")
     unique = dict.fromkeys(differences)
     return sorted(unique, key=lambda difference: order.index(difference.rule.verdict))
+
+
+def between(first: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[bool, str, str, str]]:
+    """Returns (whether the step may be equal, name, before, after) for each difference.
+
+    A function may hold a value that the step does not read. Settings and arrays are the step's own.
+
+    Args:
+        first: Description of process 0.
+        own: Description of another process.
+    """
+    same_arrays = first["state"]["opt"] == own["state"]["opt"]
+    may_be_equal = {*_FUNCTIONS, *(["another optimizer"] if same_arrays else [])}
+    return [(d.rule.entry in may_be_equal, d.name, d.before, d.after) for d in compare(first, own)]
 
 
 def refusal(difference: Difference) -> str:

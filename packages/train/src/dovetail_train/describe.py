@@ -257,6 +257,8 @@ def changes(saved: Any, present: Any, name: str) -> list[tuple[str, str, str]]:
     """
     if saved == present or is_opaque(saved) or is_opaque(present):
         return []
+    if _lacks_values(saved, present) or _lacks_values(present, saved):
+        return []
     if isinstance(saved, list) and isinstance(present, list) and len(saved) == len(present):
         pairs = enumerate(zip(saved, present, strict=True))
         return [texts for i, pair in pairs for texts in changes(*pair, f"{name}[{i}]")]
@@ -323,6 +325,13 @@ def shown(value: Any) -> str:
     if isinstance(value, dict) and "array" in value:
         return str(value.get("value", value["array"]))
     return repr(value)[:80]
+
+
+def _lacks_values(one: Any, other: Any) -> bool:
+    """Tests for arrays of one shape, the first without a digest: it lies on several processes."""
+    return (
+        isinstance(one, dict) and isinstance(other, dict) and one == {"array": other.get("array")}
+    )
 
 
 def _are_alike(saved: dict[str, Any], present: dict[str, Any]) -> bool:

@@ -8,7 +8,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from dovetail_train.contract import Difference, compare, description, readable, refusal
+import jax
+
+from dovetail_train.contract import (
+    Difference,
+    between,
+    compare,
+    description,
+    readable,
+    refusal,
+)
 from dovetail_train.conversion import (
     HYPERPARAMS,
     Converted,
@@ -17,6 +26,7 @@ from dovetail_train.conversion import (
     plain,
     target_of,
 )
+from dovetail_train.processes import first, gather
 from dovetail_train.program import Programs
 from dovetail_train.state import Definition, State, train_item
 from dovetail_train.store import PeekStore, Stateful, Store
@@ -24,6 +34,7 @@ from dovetail_train.store import PeekStore, Stateful, Store
 _log = logging.getLogger(__name__)
 Mode = Literal["exact", "convert"]
 ITEM = "description"
+_SHOWN = 3  # differences between processes; there may be one in each of hundreds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +59,9 @@ class Beginning:
 class Description:
     """The item `description` of a checkpoint. It holds no arrays.
 
+    That of process 0 is saved and compared: a function may hold a value of its process, such as its
+    rank, and the run is to resume on any number of them.
+
     Attributes:
         saved: The restored description, or None.
     """
@@ -58,8 +72,36 @@ class Description:
 
     @functools.cached_property
     def present(self) -> dict[str, Any]:
-        """The description of this run."""
+        """The description of this run; after `agree`, of its process 0."""
         return self._make()
+
+    def agree(self) -> None:
+        """Takes the description of process 0, and logs functions that differ. A collective.
+
+        Raises:
+            ValueError: Settings or arrays differ between the processes.
+        """
+        if jax.process_count() == 1:
+            return
+        own, self.present = self.present, first(self.present)
+        every = gather([list(texts) for texts in between(self.present, own)])
+        lines = [
+            (is_function, f"{name}={after} in process {i} where process 0 has {before}")
+            for i, differences in enumerate(every)
+            for is_function, name, before, after in differences
+        ]
+        if wrong := [line for is_function, line in lines if not is_function]:
+            raise ValueError(
+                f"all processes of a run must train the same program, got {_few(wrong)}; pass the "
+                f"same settings and model to the Trainer of every process"
+            )
+        if lines and jax.process_index() == 0:
+            _log.warning(
+                "all processes of a run should be given the same functions, got %s; checkpoints "
+                "describe those of process 0; if the step reads such a value, pass the same one "
+                "everywhere",
+                _few([line for _, line in lines]),
+            )
 
     def get_state(self) -> dict[str, Any]:
         return self.present
@@ -92,6 +134,7 @@ def restore(
     Raises:
         ValueError: The saved run differs in an entry of the contract that this mode refuses.
     """
+    item.agree()
     newest, is_readable = _peek(store, item)
     if newest is not None:
         _check_steps(newest[0], steps)
@@ -176,6 +219,11 @@ def _accepted(item: Description, saved: dict[str, Any] | None, mode: Mode) -> li
             f"that fit and to make the others, or pass the saved settings"
         )
     return differences
+
+
+def _few(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more
 
 
 def _converts(differences: Sequence[Difference]) -> bool:

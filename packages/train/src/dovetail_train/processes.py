@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh
 
+from dovetail_train._keys import key_data
 from dovetail_train._peers import LostProcessError, Watch, explained
 from dovetail_train.mesh import process_shard
 from dovetail_train.sinks import Sink
@@ -245,6 +246,6 @@ def _digest(batch: Mapping[str, Any]) -> str:
     for name in sorted(batch):
         if isinstance(batch[name], jax.Array) and not batch[name].is_fully_addressable:
             return ""
-        rows = np.ascontiguousarray(batch[name])
+        rows = np.ascontiguousarray(key_data(batch[name]))
         digest.update(f"{name}{rows.dtype}{rows.shape}".encode() + rows.tobytes())
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh
 
 from dovetail_train import _checks, _fit
+from dovetail_train._keys import key_data, typed
 from dovetail_train._patterns import Patterns
 from dovetail_train.axes import auto_mesh, retyped
 from dovetail_train.clock import Rates
@@ -299,8 +300,9 @@ class Trainer:
         places = {name: self._placement.of(x.ndim) for name, x in batch.items()}
         if jax.process_count() == 1:
             return jax.device_put(dict(batch), places)
+        rows = {name: np.asarray(key_data(x)) for name, x in batch.items()}
         return {
-            name: jax.make_array_from_process_local_data(places[name], np.asarray(x))
+            name: typed(jax.make_array_from_process_local_data(places[name], rows[name]), x)
             for name, x in batch.items()
         }
 

@@ -134,8 +134,20 @@ class Guard:
         return loss >= 0, {"key": keys[0], "steps": steps}
 
 
+class WithKeys(Batches):
+    """Batches with a key for each row."""
+
+    def __next__(self):
+        batch = super().__next__()
+        size = several.ROWS // self.count
+        keys = jax.random.split(key(), several.ROWS)[self.me * size : (self.me + 1) * size]
+        return {**batch, "keys": keys}
+
+
 def loss(model, batch, *, key):
-    error = (model(batch["x"]) - batch["y"]) ** 2
+    error = (model(batch["x"]) - batch["y"]) ** 2 * jax.vmap(jax.random.uniform)(batch["keys"])[
+        :, None
+    ]
     return (batch["mask"] * error).sum(), batch["mask"].sum()
 
 
@@ -165,7 +177,7 @@ def fit(directory, me, count, *, steps, kinds, store):
     nnx.update(model, place(nnx.state(model, is_placed), shardings))
     tx = optax.chain(optax.add_noise(0.01, 0.55, key()), optax.sgd(0.1, momentum=0.9))
     result = Trainer(tx, loss, mesh=mesh, guard=Guard()).fit(
-        model, Batches(me, count), steps=steps, store=store(directory / "checkpoints")
+        model, WithKeys(me, count), steps=steps, store=store(directory / "checkpoints")
     )
     assert result.step == steps
     return digests(result.state)

@@ -285,3 +285,21 @@ def test_while_an_exception_is_handled_wait_asks_no_other_rank(tmp_path):
     except KeyError:
         tier.wait()
     assert store.saved == {}
+
+
+def test_one_of_several_ranks_waits_for_no_store_while_an_exception_is_handled(tmp_path):
+    class Waited(Steps):
+        waits = 0
+
+        def wait(self):
+            self.waits += 1
+
+    store = Waited()
+    tier = one_rank(tmp_path, store, store_every=100)
+    for hosts in (1, 2):
+        tier._hosts = hosts
+        try:
+            raise KeyError
+        except KeyError:
+            tier.wait()
+    assert store.waits == 1

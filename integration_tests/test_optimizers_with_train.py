@@ -15,7 +15,7 @@ from flax import nnx
 import forced_devices
 import warm_start
 from dovetail_models import init, llama, mixtral
-from dovetail_optim import decay, explain, muon, route, split_master, wsd
+from dovetail_optim import compress, decay, explain, guard, muon, route, soap, split_master, wsd
 from dovetail_optim.master import join
 from dovetail_train import Precision, Trainer
 
@@ -123,3 +123,26 @@ def test_the_rates_of_every_group_of_a_model_are_shown(family):
         ("**.scale", "constant_schedule", "0.01"),
         ("**", "Adam", "-"),
     }
+
+
+def test_the_rates_of_each_step_are_those_of_the_schedules():
+    peak, cosine = wsd(0.02, warmup=4, total=20, cooldown=5), optax.cosine_decay_schedule(0.1, 8)
+    coupled = {"mode": "coupled", "where": "**"}
+    rules = [
+        ("layers.0.kernel", muon(peak, weight_decay=0.1), "muon"),
+        ("layers.2.kernel", soap(cosine)),
+        ("layers.0.bias", compress(optax.adamw(3e-4)), "small"),
+        ("**", optax.chain(optax.sgd(peak), decay(0.1, learning_rate=peak, **coupled))),
+    ]
+    tx = optax.chain(optax.clip_by_global_norm(1.0), guard(route(rules)))
+    trainer = Trainer(tx, _error)
+    state = trainer.init(_mlp())
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype("f4")
+    for step in range(3):
+        state, metrics = trainer.step(state, {"x": x, "y": x[:, :1]})
+        rates = {k: v for k, v in metrics.read().items() if k.startswith("learning_rate")}
+        warm, cool = 0.02 * step / 4, 0.1 * 0.5 * (1 + np.cos(np.pi * step / 8))
+        wanted = {"muon": warm, "layers.2.kernel": cool, "small": 3e-4, "**": warm}
+        assert rates.keys() == {f"learning_rate/{name}" for name in wanted}
+        for name, rate in wanted.items():
+            np.testing.assert_allclose(rates[f"learning_rate/{name}"], rate, rtol=1e-6)

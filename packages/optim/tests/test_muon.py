@@ -246,6 +246,15 @@ def test_a_stack_without_a_string_is_refused_by_name():
         muon(0.1).init({"layers": {"kernel": jnp.zeros((2, 3, 4))}})
 
 
+def test_the_rate_of_the_next_update_is_told_of_its_own_state_alone():
+    tx = muon(optax.linear_schedule(0.0, 0.4, 4))
+    grads = jax.tree.map(jnp.asarray, draw(0))
+    _, state = tx.update(grads, tx.init(grads))
+    own = tx.update.__self__
+    np.testing.assert_allclose(own.learning_rate_of(state), 0.1, rtol=1e-6)
+    assert own.learning_rate_of(optax.sgd(0.1).init(grads)) is None
+
+
 def test_params_are_needed_for_decay():
     grads = jax.tree.map(jnp.asarray, draw(0))
     tx = muon(0.1, weight_decay=0.1)

@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import inspect
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -97,3 +99,10 @@ def test_leaves_are_picked_by_name_from_a_larger_tree():
     message = r"shardings must name every .*; got none for 'c'; .*; write shardings=jax.tree.map"
     with pytest.raises(ValueError, match=message):
         pick(given, {"c": 0}, what="shardings")
+
+
+def test_the_labels_have_a_title_for_each_rule():
+    """The names of learning rates in the metrics of dovetail-train."""
+    tx = route([("a.**", optax.sgd(1.0), "first"), ("**", optax.sgd(1.0))])
+    labels = inspect.getclosurevars(tx.update).nonlocals["param_labels"]
+    assert labels.titles == {"0": "first", "1": "**"}

@@ -240,6 +240,14 @@ def test_float32_follows_float64():
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(6), atol=1e-5)
 
 
+def test_the_rate_of_the_next_update_is_told_of_its_own_state_alone():
+    tx = soap(optax.linear_schedule(0.4, 0.0, 4))
+    state = tx.init({"w": jnp.ones((3, 2))})
+    own = tx.update.__self__
+    np.testing.assert_allclose(own.learning_rate_of(state._replace(step=jnp.int32(3))), 0.1)
+    assert own.learning_rate_of(optax.sgd(0.1).init(())) is None
+
+
 def test_a_side_that_is_too_long_has_no_basis():
     params = jnp.ones((3, 9))
     state = soap(1e-2, max_dim=8).init(params)

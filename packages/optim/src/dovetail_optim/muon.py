@@ -159,6 +159,10 @@ class _Muon:
     def decays(self) -> bool:
         return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
 
+    def learning_rate_of(self, state: Any) -> Any:
+        """Returns the rate of the next update, or None for a state of another transformation."""
+        return at(self.learning_rate, state.step) if isinstance(state, MuonState) else None
+
     def init(self, params: Any) -> MuonState:
         assign(self.rules, params)
         return MuonState(step=jnp.zeros([], jnp.int32), momentum=jax.tree.map(_zeros, params))

@@ -8,14 +8,14 @@ name: those of Optax (`learning_rate`, `step_size`, `weight_decay`) and of this 
 that use other names are not known: such a rule needs a label.
 """
 
-import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from jax.core import Tracer
 
+from dovetail_optim._closures import inside
 from dovetail_optim.schedules import ByTokens, Schedule
 
 UNKNOWN = "unknown"
@@ -27,7 +27,6 @@ _OWN_NAMES = {
     ("decay", "rate"): "weight_decay",
     ("scale_by_schedule", "step_size_fn"): "learning_rate",
 }
-_UNSET = types.CellType()
 _MOST_OBJECTS = 10_000  # a closure can reach a whole program
 
 
@@ -67,31 +66,12 @@ def _options(tx: Any) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(thing))
         owner = getattr(thing, "__qualname__", "").partition(".")[0]
-        for name, value in _inside(thing):
+        for name, value in inside(thing):
             option = _OWN_NAMES.get((owner, name), name)
             if option not in (*_LEARNING_RATES, *_DECAYS) or _wraps_rate(value):
                 waiting.append(value)
             elif value is not None:
                 yield "weight_decay" if option in _DECAYS else "learning_rate", value
-
-
-def _inside(thing: Any) -> list[tuple[str, Any]]:
-    """Returns the named values that an object consists of."""
-    if isinstance(thing, types.MethodType):
-        return [("", thing.__self__)]
-    if isinstance(thing, types.FunctionType):
-        names = thing.__code__.co_freevars
-        cells = zip(names, thing.__closure__ or (), strict=True)
-        return [(name, cell.cell_contents) for name, cell in cells if cell != _UNSET]
-    if isinstance(thing, functools.partial):
-        return [("", thing.func), *thing.keywords.items(), *(("", x) for x in thing.args)]
-    if isinstance(thing, Mapping):
-        return [(str(key), value) for key, value in thing.items()]
-    if isinstance(thing, tuple | list):
-        return [("", value) for value in thing]
-    if callable(wrapped := getattr(thing, "__wrapped__", None)):  # of jax.jit
-        return [("", wrapped)]
-    return list(vars(thing).items()) if hasattr(thing, "__dict__") else []
 
 
 def _wraps_rate(value: Any) -> bool:

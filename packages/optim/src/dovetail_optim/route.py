@@ -26,7 +26,8 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
     transformation that takes them. The state is `optax.partition`'s, by the number of the rule.
 
     Args:
-        rules: Pairs of a pattern and a transformation. A third entry, a label, is for `explain`.
+        rules: Pairs of a pattern and a transformation. A third entry, a label, names the rule in
+            `explain`, and its learning rate in the metrics of dovetail-train.
 
     Raises:
         TypeError: A rule is not of this form.
@@ -56,6 +57,8 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
         numbers = [str(i) for i in assign(patterns, names_of(tree))]
         return jax.tree.unflatten(jax.tree.structure(tree), numbers)
 
+    titles = {str(i): rule[-1] if len(rule) == 3 else rule[0] for i, rule in enumerate(rules)}
+    vars(labels)["titles"] = titles  # dovetail-train names learning rates by them
     return optax.partition(transforms, labels)
 
 

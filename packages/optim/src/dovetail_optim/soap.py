@@ -181,6 +181,10 @@ class _Soap:
     def decays(self) -> bool:
         return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
 
+    def learning_rate_of(self, state: Any) -> Any:
+        """Returns the rate of the next update, or None for a state of another transformation."""
+        return at(self.learning_rate, state.step) if isinstance(state, SoapState) else None
+
     def init(self, params: Any) -> SoapState:
         leaves, structure = jax.tree.flatten(params)
         matrices = assign(self.rules, params)

@@ -23,6 +23,7 @@
 - Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
   `count_flops`, `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
+- Learning rates: `Rated`
 - Evaluation: `Eval`, `BitsPerByte`, `loglikelihood`, `rolling_loglikelihood`, `Likelihoods`
 - Evaluation by questions: `multiple_choice`, `MultipleChoice`, `Question`, `Answers`, `Share`;
   `LMEval` and its `Sampler` for lm-evaluation-harness
@@ -59,6 +60,7 @@ from dovetail_train.metrics import Metrics
 from dovetail_train.prefetch import DrawnData
 from dovetail_train.processes import initialize_distributed, watch_processes
 from dovetail_train.program import Program
+from dovetail_train.rates import Rated
 from dovetail_train.records import Account, read_account, read_jsonl
 from dovetail_train.remat import Fitted, fit_remat
 from dovetail_train.remedies import Remedy
@@ -128,6 +130,8 @@ __all__ = [  # noqa: RUF022, by topic
     # Rejected steps
     "StepGuard",
     "BadStep",
+    # Learning rates
+    "Rated",
     # Evaluation
     "Eval",
     "BitsPerByte",

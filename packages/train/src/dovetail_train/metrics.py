@@ -22,7 +22,9 @@ class Metrics:
         scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (for a loss of
             several terms "loss/NAME" and "count/NAME"), "param_norm" (before the update),
             "update_norm", "tokens" (mask > 0) if the batch has a mask, and "skipped", 0 or 1,
-            unless the trainer refuses nothing. A term with count 0 contributes 0.
+            unless the trainer refuses nothing. A term with count 0 contributes 0. "learning_rate",
+            or "learning_rate/GROUP" for each group of the optimizer, if it is known: that of the
+            update, or the one that a skipped update would have had.
         grad_norms: f32[leaves], the gradient norm of each parameter, in the order of
             `jax.tree.leaves`.
     """

@@ -18,6 +18,7 @@ from dovetail_train._patterns import name_of
 from dovetail_train.guard import StepGuard, judge
 from dovetail_train.metrics import Metrics
 from dovetail_train.optimizer import make_update
+from dovetail_train.rates import make_rates
 from dovetail_train.state import Definition, State
 from dovetail_train.step import ONE, Batch, Term, mean_loss, state_like
 
@@ -125,7 +126,7 @@ def make_step(
         max_skips: Rejected steps in a row before the run ends.
         ema: Decay of the moving average, or None.
     """
-    update = make_update(tx)
+    update, rates = make_update(tx), make_rates(tx)
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -136,8 +137,8 @@ def make_step(
         def with_params(params: Any) -> State:
             return dataclasses.replace(state, params=params)
 
-        def take() -> Any:
-            updates, opt = update(
+        def updated() -> Any:
+            return update(
                 grads,
                 state.opt,
                 state.params,
@@ -145,6 +146,9 @@ def make_step(
                 value_fn=lambda params: value(with_params(params), batch, key),
                 grad_fn=lambda params: gradients(with_params(params), batch, key)[0],
             )
+
+        def take() -> Any:
+            updates, opt = updated()
             params = optax.apply_updates(state.params, updates)
             params, after = change(params, state.frozen, rest)
             return params, after, opt, _averaged(state.ema, params, ema), _norm(updates)
@@ -154,6 +158,7 @@ def make_step(
 
         scalars, history, skips = dict(metrics.scalars), state.guard, state.skips
         scalars["param_norm"] = _norm(state.params)
+        scalars |= rates(state.opt, lambda: updated()[1])
         if guard is None and not max_skips:
             after = take()
         else:

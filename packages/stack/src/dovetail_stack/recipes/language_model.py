@@ -26,6 +26,10 @@ from dovetail_stack.recipes.fitting import (
 from dovetail_stack.recipes.options import BALANCE, Training
 from dovetail_train import Trainer, lm_loss
 
+# Of the groups of `rules`, for the learning rates in the metrics.
+_TITLES = {"**.layers.**.router.**": "routers", "**.layers.**.experts.*.kernel": "experts"}
+_TITLES |= {"**.layers.**.kernel": "matrices", "**": "others"}
+
 
 def schedule(peak: float, *, steps: int) -> optax.Schedule:
     """Linear warm-up over the first 5 % of `steps`, cosine decay to 5 % of `peak` at the last."""
@@ -95,7 +99,8 @@ def optimizer(
         shardings: See `rules`.
     """
     groups = rules(training, steps=steps, mixture=mixture, shardings=shardings)
-    return optax.chain(optax.clip_by_global_norm(1.0), route(groups))
+    named = [(pattern, tx, _TITLES[pattern]) for pattern, tx in groups]
+    return optax.chain(optax.clip_by_global_norm(1.0), route(named))
 
 
 def trainer(

@@ -13,12 +13,13 @@ from flax import nnx
 
 from dovetail_checkpoint import rewind
 from dovetail_data import Pretrained, batches
-from dovetail_stack import rewinding, settings
+from dovetail_stack import rewinding, settings, training
 from dovetail_stack._rewind import Rewind
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.fitting import fit, places_of
 from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.options import Shape, Training
+from dovetail_train import BadStep
 
 LENGTH, BATCH, STEPS = 24, 4, 10
 
@@ -135,3 +136,36 @@ def test_settings_keep_what_is_left_out_and_old_files_have_none(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(content))
     assert settings.load(tmp_path) == stored()
     assert settings.changed({"steps": 50}, run).leave_out == run.leave_out
+
+
+@pytest.mark.parametrize(
+    "skipped, saved, typed",
+    [
+        # Each span is numbered as in the run without those before it.
+        ([5, 6, 7, 9, 12], [3, 6], "type --rewind 5 --leave-out 5:8 6:7 8:9 to go on without the"),
+        (
+            [0],
+            [],
+            "type --leave-out 0:1 to go on without their .*, or a lower --learning-rate$",
+        ),
+        ([29], [10, 30], "type --rewind 29 --leave-out 29:30 to .* or --steps 31 or more$"),
+        ([2, 29], [10, 30], "look at the batches of these steps, and type --steps 31 or more$"),
+        ([2, 8], [5], "look at the batches of these steps, and type a lower --learning-rate$"),
+    ],
+)
+def test_after_skipped_steps_the_options_to_type_are_told(skipped, saved, typed):
+    told = rewinding.advice(skipped, saved, steps=30)
+    assert re.match(typed, told)
+    if "--leave-out" in told:  # the spans are those batches, counted as the command counts
+        left = [*range(40)]
+        for text in re.findall(r"\d+:\d+", told):
+            first, end = rewinding.steps_of(text)
+            del left[first:end]
+        assert sorted({*range(40)} - {*left}) == skipped
+
+
+def test_a_bad_step_of_the_command_names_its_options(tmp_path):
+    facts = {"scalars": {}, "batch": {}, "grad_norms": {}, "skipped": [4]}
+    message = r"^it must be finite, got nan; type --leave-out 4:5 to go"
+    with pytest.raises(BadStep, match=message), training._typed_advice(tmp_path, steps=9):
+        raise BadStep("it must be finite, got nan", "pass another guard=", step=4, **facts)

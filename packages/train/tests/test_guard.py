@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
 import logging
 import math
 from dataclasses import dataclass
@@ -195,3 +196,114 @@ def test_the_first_step_must_be_finite():
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     with pytest.raises(BadStep, match=r"grad_norm=nan at step 0, first in the gradient of kern"):
         Trainer(optax.sgd(0.1), loss).fit(model, _batches(3), steps=3)
+
+
+# Sizes of a report: 10 of 30 steps were skipped, and the run ended as if it were well.
+TEN_OF_THIRTY = tuple(range(2, 30, 3))
+
+
+def test_a_share_of_skipped_steps_ends_the_run():
+    batches = _batches(30, bad=TEN_OF_THIRTY)
+    message = (
+        r"at most a quarter of the last 30 steps may be skipped, got 10, the last with loss=nan, "
+        r".*at step 29, not finite.*look at the batches of steps 2, 5, 8, .*, 29, lower the.*guard="
+    )
+    with pytest.raises(BadStep, match=message) as e:
+        _fit(batches)
+    assert e.value.skipped == TEN_OF_THIRTY
+    np.testing.assert_array_equal(e.value.batch["x"], batches[29]["x"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "steps, bad, options, ends",
+    [
+        (60, range(2, 22, 2), {}, 20),  # 10 of 21
+        (60, range(20, 30), {}, None),  # in a row, then a quarter of 40 at most
+        (60, [*range(20, 30), 45], {}, 45),  # the eleventh
+        (60, [*range(5, 15), 20], {}, 20),  # 11 of 21
+        (120, range(4, 120, 4), {}, None),  # a quarter for ever
+        (120, range(3, 118, 3), {}, 30),  # a third
+        (60, range(2, 60, 5), {"max_skips": 1}, None),
+        (60, range(2, 60, 3), {"max_skips": 2}, 29),
+        (60, range(2, 58, 3), {"max_skips": 20}, None),
+    ],
+)
+def test_the_share_is_of_recent_steps(steps, bad, options, ends):
+    if ends is None:
+        assert _fit(_batches(steps, bad=bad), **options).step == steps
+    else:
+        with pytest.raises(BadStep, match="at most a quarter of the last") as e:
+            _fit(_batches(steps, bad=bad), **options)
+        assert e.value.step == ends
+
+
+class _Held:
+    """Batches and a store in one: the newest step."""
+
+    def __init__(self, bad):
+        self.i, self.bad, self.newest = 0, bad, None
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.i += 1
+        return _batches(self.i, bad=[self.i - 1] if self.i - 1 in self.bad else [])[-1]
+
+    def get_state(self):
+        return {"i": self.i}
+
+    def set_state(self, state):
+        self.i = state["i"]
+
+    def save(self, step, **items):
+        texts = {n: x.get_state() for n, x in items.items() if hasattr(x, "get_state")}
+        arrays = {n: jax.device_get(x) for n, x in items.items() if n not in texts}
+        self.newest = step, json.loads(json.dumps(texts)) | arrays
+
+    def restore(self, **targets):
+        if self.newest is None:
+            return None
+        for name, target in targets.items():
+            if hasattr(target, "set_state"):
+                target.set_state(self.newest[1][name])
+        return self.newest[0], {name: self.newest[1][name] for name in targets}
+
+    def wait(self): ...
+
+
+def _go_on(held, steps, **options):
+    trainer = Trainer(optax.sgd(1e-2), _loss)
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    return trainer.fit(model, held, steps=steps, store=held, **options)
+
+
+def test_a_last_step_that_is_not_finite_is_no_success_though_all_is_saved():
+    held = _Held(bad=[3])
+    message = (
+        r"the last step of a run must have a finite loss and gradient, got loss=nan, "
+        r"grad_norm=nan at step 3 .*; look at that step's batch, or pass a larger steps= to train"
+    )
+    with pytest.raises(BadStep, match=message) as e:
+        _go_on(held, 4)
+    assert np.isnan(e.value.batch["x"]).any()
+    assert held.newest[0] == 4
+    with pytest.raises(BadStep, match=r"got another result at step 3 in an earlier launch.*steps="):
+        _go_on(held, 4)
+    result = _go_on(held, 6)
+    assert (result.step, math.isfinite(result.scalars["loss"])) == (6, True)
+
+
+@pytest.mark.thorough
+def test_a_stop_at_a_step_that_is_not_finite_is_no_end():
+    assert _go_on(_Held(bad=[3]), 9, stop=lambda step: step == 4).interrupted
+
+
+@pytest.mark.thorough
+def test_the_share_is_counted_over_launches():
+    held = _Held(bad=TEN_OF_THIRTY)
+    for steps in (10, 19, 28):
+        _go_on(held, steps)
+    with pytest.raises(BadStep, match="at most a quarter of the last 30 steps may be skipped, got"):
+        _go_on(held, 31)

@@ -23,6 +23,7 @@ from dovetail_train import (
 )
 from dovetail_train._progress import Progress
 from dovetail_train.clock import Clock
+from dovetail_train.guard import Skipped
 from dovetail_train.processes import Compared, first, gather, receiving
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -228,7 +229,7 @@ def test_one_process_agrees_with_itself_and_writes_to_every_sink():
     with pytest.raises(KeyError), watch_processes():
         raise KeyError("own")
     assert process_shard(make_mesh()) == (0, 1)
-    progress = Progress(Clock(), [])
+    progress = Progress(Clock(), [], Skipped())
     assert progress.agree({"loss": 1.0}) == {"loss": 1.0}
 
 

@@ -8,6 +8,7 @@ killed in between is completed by the next one, so no launch trains on half of a
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,29 @@ def checkpoints(out: Path) -> list[int]:
     from dovetail_stack.recipes.fitting import CHECKPOINTS
 
     return [saved.step for saved in Store(out / CHECKPOINTS).steps()]
+
+
+def advice(skipped: Sequence[int], saved: Sequence[int], *, steps: int) -> str:
+    """Returns what to type after a run has ended because it skipped steps.
+
+    Args:
+        skipped: The steps, in rising order.
+        saved: Steps with a checkpoint.
+        steps: Steps of the run.
+    """
+    is_last = skipped[-1] == steps - 1
+    more = f"--steps {steps + 1} or more" if is_last else "a lower --learning-rate"
+    if saved and min(saved) > skipped[0]:
+        return f"look at the batches of these steps, and type {more}"
+    spans: list[str] = []
+    first, left = skipped[0], 0
+    for step, following in zip(skipped, [*skipped[1:], None], strict=True):
+        if following != step + 1:
+            # Each span is numbered as in the run without those before it.
+            spans.append(f"{first - left}:{step + 1 - left}")
+            left, first = left + step + 1 - first, following if following is not None else step
+    back = f"--rewind {skipped[0]} " if saved else ""
+    return f"type {back}--leave-out {' '.join(spans)} to go on without their batches, or {more}"
 
 
 def _checkpoint(step: int | None, saved: list[int]) -> int:

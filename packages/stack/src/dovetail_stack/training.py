@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
-from dovetail_stack import record_jobs, text_jobs
+from dovetail_stack import record_jobs, rewinding, text_jobs
 from dovetail_stack.job import Job, evaluated_batches
 from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Lines
@@ -127,12 +127,28 @@ def execute(
         options["before"] = lambda module: _sample(job, module, step=0)
         if supervision is not None:
             options["wrap"] = supervision.wrap
-        module, result = fit(recipe, job.rows, out, sinks=[_Accepted(run, out), *sinks], **options)
+        sinks = [_Accepted(run, out), *sinks]
+        with _typed_advice(out, steps):
+            module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
     if not result.interrupted:
         with contextlib.nullcontext() if supervision is None else supervision.phase("export"):
             _sample(job, module, step=steps)
             _export(job, module, out)
     return not result.interrupted
+
+
+@contextlib.contextmanager
+def _typed_advice(out: Path, steps: int) -> Iterator[None]:
+    """Ends the message of a bad step with options of the command."""
+    from dovetail_train import BadStep
+
+    try:
+        yield
+    except BadStep as error:
+        saved = rewinding.checkpoints(out)
+        advice = rewinding.advice(error.skipped, saved, steps=steps)
+        error.args = (f"{error.found}; {advice}",)
+        raise
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress, StopsTogether
 from dovetail_train._stragglers import Stragglers
 from dovetail_train.clock import Activity, Clock, Throughput
-from dovetail_train.guard import Verdicts
+from dovetail_train.guard import Skipped, Verdicts
 from dovetail_train.hooks import INTERRUPTED, Closable, Hook, StopRun, call
 from dovetail_train.mesh import ambient
 from dovetail_train.metrics import Metrics, finite
@@ -115,7 +115,8 @@ class Run:
         self._sinks, self._hooks = sinks, hooks
         self._now, self._completions = now, Completions(now)
         self._clock, self._throughput = Clock(now), Throughput(now=now)
-        self._progress = Progress(self._clock, hooks)
+        skipped = Skipped()
+        self._progress = Progress(self._clock, hooks, skipped)
         self._stops = StopsTogether(hooks)
         place = Compared(trainer.place, trainer.mesh)
         self._data = (
@@ -133,6 +134,7 @@ class Run:
             trainer.guard,
             trainer.max_skips,
             in_a_row=int(self._state.skips.in_a_row),
+            record=skipped,
             names=begin.target.params,
             params=begin.params if self._start == 0 else None,
         )
@@ -169,6 +171,8 @@ class Run:
             self._close(error)
             raise
         self._close()
+        if not interrupted:
+            self._verdicts.end(step)
         return Result(
             state=self._state,
             step=step,

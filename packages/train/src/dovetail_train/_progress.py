@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The position of a run beside its arrays and its data: seconds, hooks, pending hooks."""
+"""The position of a run beside its arrays and its data: seconds, hooks, skipped steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,13 +8,14 @@ from typing import Any
 import jax
 
 from dovetail_train.clock import Clock
+from dovetail_train.guard import Skipped
 from dovetail_train.hooks import Hook, name_of_hook
 from dovetail_train.processes import first, gather
 from dovetail_train.store import Stateful
 
 
 class Progress:
-    """The saved state of the clock and of hooks.
+    """The saved state of the clock, of hooks and of the record of skipped steps.
 
     The processes of a run measure different times, and a hook may count on its own or run on some
     of them. The saved state is that of process 0, equal on all processes: so a run resumes on any
@@ -22,10 +23,15 @@ class Progress:
 
     `pending_hooks` is the number of hooks, the last of those due at the step, that a stop request
     left uncalled.
+
+    Args:
+        clock: Clock of the run.
+        hooks: All hooks; those with a state are saved.
+        skipped: Record of skipped steps.
     """
 
-    def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
-        self._clock, self.pending_hooks = clock, 0
+    def __init__(self, clock: Clock, hooks: Sequence[Hook], skipped: Skipped) -> None:
+        self._clock, self._skipped, self.pending_hooks = clock, skipped, 0
         self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
         self._names = first([type(hook).__name__ for hook in self._hooks])
         self._agreed: dict[str, Any] | None = None
@@ -53,6 +59,7 @@ class Progress:
             "clock": self._clock.get_state(),
             "hooks": hooks,
             "pending_hooks": self.pending_hooks,
+            "skipped": self._skipped.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -64,6 +71,8 @@ class Progress:
             )
         self._clock.set_state(state["clock"])
         self.pending_hooks = state["pending_hooks"]
+        if "skipped" in state:  # not in runs of earlier versions
+            self._skipped.set_state(state["skipped"])
         own = list(self._hooks)
         for name, value in state["hooks"]:
             here = [i for i, hook in enumerate(own) if type(hook).__name__ == name][:1]

@@ -3,14 +3,15 @@
 """Refused steps: the protocol of a guard, the count of skipped steps, and the end of a bad run.
 
 The trainer refuses a step with a non-finite loss or gradient norm. It has no rule for spikes: a
-guard judges the finite steps.
+guard judges the finite steps. A run ends if too many steps are refused, in a row or in all: it
+would train on the rest of its data alone, and say nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -20,6 +21,12 @@ from jaxtyping import Array, Bool, Float
 from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 
 _log = logging.getLogger(__name__)
+_FEWEST = 10  # skipped steps, for a share of them to be judged
+_AT_END = (
+    "the last step of a run must have a finite loss and gradient, got {} (its update was skipped; "
+    "the state before it is kept, and saved if there is a store)"
+)
+_AFTER_END = "look at that step's batch, or pass a larger steps= to train on after it"
 
 
 @runtime_checkable
@@ -56,25 +63,30 @@ class BadStep(RuntimeError):
     """Ends a run at a step that cannot be right. The attributes help to find the cause.
 
     Args:
-        message: Error message.
+        found: What must hold, and what came; an attribute, for advice in other words.
+        advice: What to write instead.
         step: Number of the step.
         scalars: Scalars of the step.
         batch: Its batch, on the devices.
         grad_norms: Gradient norm of each parameter by dotted name; non-finite ones first, then the
             largest.
+        skipped: Recent steps without an update, this one included.
     """
 
     def __init__(
         self,
-        message: str,
+        found: str,
+        advice: str,
         *,
         step: int,
         scalars: Mapping[str, float],
         batch: Mapping[str, Any],
         grad_norms: Mapping[str, float],
+        skipped: Sequence[int] = (),
     ) -> None:
-        super().__init__(message)
-        self.step, self.scalars = step, dict(scalars)
+        super().__init__(f"{found}; {advice}")
+        self.found = found
+        self.step, self.scalars, self.skipped = step, dict(scalars), tuple(skipped)
         self.batch, self.grad_norms = dict(batch), dict(grad_norms)
 
 
@@ -159,6 +171,25 @@ def judge(
     return taken, history, Skips(total=skips.total + skipped, in_a_row=in_a_row)
 
 
+@dataclasses.dataclass(kw_only=True)
+class Skipped:
+    """The skipped steps of a run that are still judged; saved with it.
+
+    Attributes:
+        steps: Their numbers.
+        ends: Whether the loss or the gradient of the newest step of all is not finite.
+    """
+
+    steps: list[int] = dataclasses.field(default_factory=list)
+    ends: bool = False
+
+    def get_state(self) -> dict[str, Any]:
+        return {"steps": list(self.steps), "ends": self.ends}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.ends = list(state["steps"]), state["ends"]
+
+
 class Verdicts:
     """Looks at the results of a run: ends it at a bad step, and logs every other skipped one.
 
@@ -166,15 +197,25 @@ class Verdicts:
         guard: The trainer's guard.
         max_skips: Skipped steps in a row before the run ends.
         in_a_row: Skipped steps up to the first that is looked at.
+        record: Skipped steps of earlier launches. It is kept up to date.
         names: Tree of the parameters, for the names of the gradients.
         params: The model's own arrays, held until step 0 is finite. None for a run that goes on.
     """
 
     def __init__(
-        self, guard: StepGuard | None, max_skips: int, *, in_a_row: int, names: Any, params: Any
+        self,
+        guard: StepGuard | None,
+        max_skips: int,
+        *,
+        in_a_row: int,
+        record: Skipped,
+        names: Any,
+        params: Any,
     ) -> None:
-        self._guard, self._max_skips, self._skipped = guard, max_skips, in_a_row
-        self._names, self._given = names, params
+        self._guard, self._max_skips, self._in_a_row = guard, max_skips, in_a_row
+        self._fewest = max(_FEWEST, max_skips)
+        self._record, self._names, self._given = record, names, params
+        self._last: BadStep | None = None
 
     def check(
         self,
@@ -198,35 +239,65 @@ class Verdicts:
             BadStep: The run must end.
         """
         finite = is_finite(scalars)
+        judged = [x for x in self._record.steps if x > step - 4 * self._fewest]
+        self._record.steps, self._record.ends = judged, not finite
         if scalars.get("skipped", 0.0) == 0 and finite:
-            self._skipped, self._given = 0, None
+            self._in_a_row, self._given, self._last = 0, None, None
             return
-        self._skipped += 1
-        norms = metrics.gradient_norms(self._names)
-        kept = "nothing was saved" if saved is None else f"step {saved} is saved"
+        judged.append(step)
+        self._in_a_row += 1
+        facts = {"step": step, "scalars": scalars, "batch": batch, "skipped": judged}
+        facts["grad_norms"] = norms = metrics.gradient_norms(self._names)
         values = f"loss={scalars['loss']:.6g}, grad_norm={scalars['grad_norm']:.6g} at step {step}"
         reason = f"refused by {self._guard}" if finite else "not finite"
         largest = ", ".join(f"{name} {norm:.3g}" for name, norm in list(norms.items())[:3])
+        about = f"{values}, {reason}; largest gradients: {largest}"
+        kept = "nothing was saved" if saved is None else f"step {saved} is saved"
         if not finite and (step == 0 or not self._max_skips):
-            message = (
-                f"the loss and its gradient must be finite, got {values}, first in "
-                f"{self._first_non_finite(step, batch, norms)} ({kept}); look at that step's "
-                f"batch, or lower the learning rate"
+            first = self._first_non_finite(step, batch, norms)
+            raise BadStep(
+                f"the loss and its gradient must be finite, got {values}, first in {first} "
+                f"({kept})",
+                "look at that step's batch, or lower the learning rate",
+                **facts,
             )
-        elif self._skipped > self._max_skips:
-            message = (
+        if too_many := self._too_many(step, f"the last with {about} ({kept})"):
+            raise BadStep(*too_many, **facts)
+        self._given = None
+        self._last = None if finite else BadStep(_AT_END.format(values), _AFTER_END, **facts)
+        _log.warning("skipped an update: %s", about)
+
+    def _too_many(self, step: int, last: str) -> tuple[str, str] | None:
+        """Returns what was found, and advice, if too many steps were skipped."""
+        skipped, seen = self._record.steps, min(step + 1, 4 * self._fewest)
+        other = "lower the learning rate, or pass another guard= or a larger max_skips="
+        if self._in_a_row > self._max_skips:
+            return (
                 f"at most max_skips={self._max_skips} steps in a row may be skipped, got "
-                f"{self._skipped}, the last with {values}, {reason}; largest gradients: {largest} "
-                f"({kept}); look at the batch of this error, lower the learning rate, or pass "
-                f"another guard= or a larger max_skips="
+                f"{self._in_a_row}, {last}",
+                f"look at the batch of this error, {other}",
             )
-        else:
-            self._given = None
-            _log.warning(
-                "skipped an update: %s, %s; largest gradients: %s", values, reason, largest
+        if self._fewest <= len(skipped) > max(seen / 4, self._in_a_row):
+            return (
+                f"at most a quarter of the last {seen} steps may be skipped, got {len(skipped)}, "
+                f"{last}",
+                f"look at the batches of steps {', '.join(map(str, skipped))}, {other}",
             )
+        return None
+
+    def end(self, step: int) -> None:
+        """Raises BadStep if the loss or the gradient of the last of all steps is not finite.
+
+        Args:
+            step: Number of updates of the run.
+        """
+        if not self._record.ends:
             return
-        raise BadStep(message, step=step, scalars=scalars, batch=batch, grad_norms=norms)
+        if self._last is not None:
+            raise self._last
+        message = _AT_END.format(f"another result at step {step - 1} in an earlier launch")
+        facts: dict[str, Any] = {"scalars": {}, "batch": {}, "grad_norms": {}}
+        raise BadStep(message, _AFTER_END, step=step - 1, skipped=self._record.steps, **facts)
 
     def _first_non_finite(
         self, step: int, batch: Mapping[str, Any], norms: Mapping[str, float]

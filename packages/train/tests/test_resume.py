@@ -187,8 +187,8 @@ CHANGES = {
         ["resumed with the hooks", "got hooks ['Counting'] where []", "pass those hooks"],
     ),
 }  # fmt: skip
-# These have a test of their own.
-APART = {"after_update", "code", "versions"}
+# These have a test of their own, here or of the contract.
+APART = {"after_update", "batch", "code", "versions"}
 
 
 @pytest.fixture(scope="module")

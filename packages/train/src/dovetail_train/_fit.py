@@ -205,6 +205,7 @@ class Run:
     def _advance(self, step: int) -> None:
         """Dispatches update `step`, fetches the next batch meanwhile, and reads an old result."""
         batch = self._next_batch(step)
+        self._description.see(step, next(iter(batch.values())).shape[0])
         shapes = tuple((name, x.shape, x.dtype) for name, x in batch.items())
         fresh = shapes not in self._shapes
         if fresh:

@@ -60,6 +60,7 @@ RULES = (
     Rule("after_update", "the function and its numbers", "logged", "holds from the restored step"),
     Rule("weights", "factors of the terms", "logged", "holds from the restored step"),
     Rule("accumulate", "microbatches", "logged", "equal up to rounding"),
+    Rule("batch", "rows of a batch, of all processes", "logged", "told at the first batch"),
     Rule("precision", "compute dtype, keep", "logged", "holds from the restored step"),
     Rule("ema", "decay", "logged", "the average goes on"),
     Rule("max_skips", "rejected steps in a row", "logged", "the count goes on"),
@@ -189,6 +190,20 @@ def between(first: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple[bool
     same_arrays = first["state"]["opt"] == own["state"]["opt"]
     may_be_equal = {*_FUNCTIONS, *(["another optimizer"] if same_arrays else [])}
     return [(d.rule.entry in may_be_equal, d.name, d.before, d.after) for d in compare(first, own)]
+
+
+def compare_rows(saved: Mapping[str, Any], rows: int) -> list[Difference]:
+    """Returns the difference of a batch's rows from those of the saved run, if there is one.
+
+    Args:
+        saved: Description in the checkpoint; without rows if an earlier version wrote it.
+        rows: Rows of the first batch of this launch.
+    """
+    fewest, most = saved.get("rows") or (rows, rows)
+    if fewest <= rows <= most:
+        return []
+    before = str(most) if fewest == most else f"{fewest} to {most}"
+    return [_difference("batch", "rows of a batch", before, str(rows))]
 
 
 def refusal(difference: Difference) -> str:

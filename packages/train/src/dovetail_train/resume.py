@@ -14,6 +14,7 @@ from dovetail_train.contract import (
     Difference,
     between,
     compare,
+    compare_rows,
     description,
     readable,
     refusal,
@@ -69,6 +70,7 @@ class Description:
     def __init__(self, begin: Beginning) -> None:
         self._make = functools.partial(description, begin.programs, begin.definition, begin.target)
         self.saved: dict[str, Any] | None = None
+        self._rows: tuple[int, int] | None = None  # of the smallest and the largest batch
 
     @functools.cached_property
     def present(self) -> dict[str, Any]:
@@ -103,8 +105,20 @@ class Description:
                 _few([line for _, line in lines]),
             )
 
+    def see(self, step: int, rows: int) -> None:
+        """Takes the rows of a batch. Those of the first are compared with the saved run's.
+
+        Args:
+            step: Number of updates before it.
+            rows: Rows of all processes.
+        """
+        if self._rows is None and (saved := readable(self.saved)):
+            _log_changes(step, compare_rows(saved, rows))
+        fewest, most = self._rows or (rows, rows)
+        self._rows = min(fewest, rows), max(most, rows)
+
     def get_state(self) -> dict[str, Any]:
-        return self.present
+        return self.present | {"rows": self._rows and list(self._rows)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.saved = state
@@ -253,11 +267,15 @@ def _report(
             "store does not read items alone): no setting was compared",
             step,
         )
-    if logged := [str(change) for change in changes if change.rule.verdict == "logged"]:
-        _log.warning("from step %d on the run has other settings: %s", step, "; ".join(logged))
+    _log_changes(step, changes)
     if result is not None:
         converted = [str(change) for change in changes if change.rule.verdict == "converted"]
         changed = "; ".join(converted) or "hyperparameters in it have new values"
         _log.warning("the state of step %d was converted (%s): %s", step, changed, result)
     if step == steps:
         _log.info("the run has made its steps=%d updates: nothing is left to train", steps)
+
+
+def _log_changes(step: int, changes: Sequence[Difference]) -> None:
+    if logged := [str(change) for change in changes if change.rule.verdict == "logged"]:
+        _log.warning("from step %d on the run has other settings: %s", step, "; ".join(logged))

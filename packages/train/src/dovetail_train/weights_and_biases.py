@@ -3,6 +3,7 @@
 """Scalars for Weights & Biases."""
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import jax
 
 _log = logging.getLogger(__name__)
+_MODES = ("online", "offline", "disabled")
 
 
 class Wandb:
@@ -28,10 +30,12 @@ class Wandb:
         name: Display name.
         config: Configuration to show.
         directory: Directory of local files.
-        mode: "offline" keeps a directory per process under `directory`, for `wandb sync`.
+        mode: "online", "offline" or "disabled". "offline" keeps a directory per process under
+            `directory`, for `wandb sync`. Default: the variable WANDB_MODE, else "online".
 
     Raises:
         ModuleNotFoundError: The extra is not installed.
+        ValueError: `mode` is another text.
     """
 
     def __init__(
@@ -42,8 +46,13 @@ class Wandb:
         name: str | None = None,
         config: Mapping[str, Any] | None = None,
         directory: str | Path = ".",
-        mode: Literal["online", "offline"] = "online",
+        mode: Literal["online", "offline", "disabled"] | None = None,
     ) -> None:
+        if mode not in (None, *_MODES):
+            raise ValueError(
+                f"mode must be one of {', '.join(_MODES)}, got mode={mode!r}; leave it out for "
+                f"that of WANDB_MODE, or write mode='offline'"
+            )
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
@@ -52,6 +61,8 @@ class Wandb:
                 "type: pip install dovetail-train[wandb]"
             ) from error
         Path(directory).mkdir(parents=True, exist_ok=True)  # else W&B takes a temporary one
+        # W&B reads the environment once in a process, and this at each run.
+        asked: Any = mode or os.environ.get("WANDB_MODE") or None
         self._run: Any = None
         self._next = 0
         if not (jax.distributed.is_initialized() and jax.process_index()):
@@ -61,7 +72,7 @@ class Wandb:
                 name=name,
                 config=None if config is None else dict(config),
                 dir=str(directory),
-                mode=mode,
+                mode=asked,
                 resume="allow",
             )
             self._next = int(self._run.step)

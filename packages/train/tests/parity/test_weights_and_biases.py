@@ -96,3 +96,25 @@ def test_a_second_process_continues_the_run_by_its_id(tmp_path):
         0: {"loss": 0.0},
         1: {"loss": 1.0},
     }
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    "variable, mode, written",
+    [
+        ("offline", None, 1),
+        ("disabled", None, 0),
+        ("disabled", "offline", 1),
+        ("offline", "disabled", 0),
+        ("online", "offline", 1),
+        ("online", "disabled", 0),
+    ],
+)
+def test_the_mode_is_that_of_the_environment_unless_it_is_given(
+    variable, mode, written, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_MODE", variable)
+    sink = Wandb(project="p", id="one", directory=tmp_path, mode=mode)
+    sink.write(0, {"loss": 3.0})
+    sink.close()
+    assert [rows for _, rows in _history(tmp_path)] == [{0: {"loss": 3.0}}] * written

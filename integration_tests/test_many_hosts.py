@@ -6,12 +6,13 @@ import json
 import os
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
 
-from dovetail_stack import runs
-from train_command import Command, line, lines, losses, rank_on, started
+from dovetail_stack import launches, runs
+from train_command import TIMEOUT_S, Command, line, lines, losses, rank_on, started
 
 
 def _steps_as_read(run):
@@ -49,6 +50,30 @@ def test_a_refusal_ends_the_command_before_a_host_is_started(tmp_path):
     assert "the text must be a directory, got" in errors
     assert "generation" not in errors
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.capability("a second job on the directory of a run is refused while the first lives")
+def test_of_two_jobs_on_one_run_the_second_is_refused_and_a_killed_one_holds_nothing(tmp_path):
+    steps, run = 60, tmp_path / "run"
+    asked = line(steps, 5, "--hosts", "2")
+    first, end = Command(run, *asked), time.monotonic() + TIMEOUT_S
+    while not launches.is_running(run):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    for _ in range(2):  # in its start-up, and in its steps
+        code, output, errors = Command(run, *asked).ended()
+        assert (code, output) == (1, "")
+        assert "a run must have one process at a time, got" in errors
+        assert "generation" not in errors
+        first.wait_for(6)
+    first.process.kill()
+    first.ended()
+    code, _, errors = Command(run, "--hosts", "2").ended()
+    assert code == 0, errors
+    assert _steps_as_read(run) == [*range(steps)]
+    events = [event["event"] for event in lines(run, "launches.jsonl")]
+    assert events == ["start", "start", "end"]  # of the first and of the third
 
 
 @pytest.mark.slow

@@ -138,6 +138,19 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path):
     assert len(launches.read(tmp_path)) == 2
 
 
+def test_a_look_at_the_own_run_keeps_its_lock(tmp_path):
+    """POSIX drops the locks of a process when it closes any file of theirs."""
+    program = (
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'wb'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "run" / launches.LOCK)]
+    with launches.locked(tmp_path / "run"):
+        assert not launches.is_running(tmp_path / "run")  # it is this process
+        refused = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in refused.stderr
+    assert not (tmp_path / "run").exists()  # nothing came of it
+
+
 # The commit of a directory.
 
 

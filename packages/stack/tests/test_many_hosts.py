@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of `dovetail train` for many hosts, as far as they go before a host is started."""
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -112,18 +114,66 @@ def test_an_explicit_mesh_fits_one_number_of_hosts(tmp_path):
         many_hosts.allowed(values, tmp_path, hosts=4, devices_per_host=1)
 
 
-def test_a_run_of_another_command_is_refused_before_a_host_is_started(texts, capsys, monkeypatch):
-    out = texts.parent / "run"
+@contextlib.contextmanager
+def _held(out):
+    """Another process has the run, as a job in its start-up has."""
     hold = "import sys; from pathlib import Path; from dovetail_stack.launches import locked\n"
     hold += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()"
-    monkeypatch.setattr(dovetail_cluster, "Cluster", None)  # a call of it would be a TypeError
-    line = ["train", "pretrain", "--text", str(texts), "--out", str(out), "--hosts", "2"]
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+    line = [sys.executable, "-c", hold, out]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        code = cli.main(line)
+        yield holder
         holder.communicate(b"\n")
+
+
+@pytest.mark.parametrize("hosts", ["--hosts 2", "--slurm", "--ray auto"])
+def test_a_second_job_is_refused_before_a_host_is_started(hosts, texts, capsys, monkeypatch):
+    out = texts.parent / "run"
+    monkeypatch.setattr(dovetail_cluster, "Cluster", None)  # a call of it would be a TypeError
+    monkeypatch.setattr(many_hosts, "_backend", lambda values: types.SimpleNamespace(count=2))
+    line = ["train", "pretrain", "--text", str(texts), "--out", str(out), *hosts.split()]
+    with _held(out):
+        code = cli.main(line)
     assert code == 1
     assert "a run must have one process at a time, got" in capsys.readouterr().err
     assert not (out / "job.jsonl").exists()
+
+
+def test_a_second_job_changes_nothing_of_the_first(texts, capsys, monkeypatch):
+    out = texts.parent / "run"
+    monkeypatch.setattr(dovetail_cluster, "Cluster", None)
+    settings.create(Pretrain, {"text": str(texts), "steps": 9, "global_batch": 4}).save(out)
+    before = (out / settings.FILE).read_bytes()
+    with _held(out):
+        assert cli.main(["train", "--out", str(out), "--hosts", "2", "--leave-out", "2:3"]) == 1
+        assert "a run must have one process at a time, got" in capsys.readouterr().err
+        assert (out / settings.FILE).read_bytes() == before
+
+
+def test_a_refused_job_leaves_no_lock_in_a_directory_of_others(texts, capsys):
+    out = texts.parent / "mine"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    line = ["train", "pretrain", "--text", str(texts), "--out", str(out), "--hosts", "2"]
+    assert cli.main([*line, "--global-batch", "4"]) == 1
+    assert "a new run needs a directory of its own, got" in capsys.readouterr().err
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+
+
+def test_a_killed_job_holds_nothing(texts, capsys, monkeypatch):
+    out = texts.parent / "run"
+    monkeypatch.setattr(dovetail_cluster, "Cluster", _Started)
+    line = ["train", "pretrain", "--text", str(texts), "--out", str(out), "--hosts", "2"]
+    with _held(out) as holder:
+        holder.kill()
+        holder.wait()
+        with pytest.raises(_Started):
+            cli.main([*line, "--global-batch", "4"])
+
+
+class _Started(Exception):
+    """In the place of a cluster: hosts would be started."""
+
+    def __init__(self, *args, **options):
+        super().__init__()
+        raise self

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import dovetail_stack
+from dovetail_stack import settings
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -34,6 +35,7 @@ _RECORDED = re.compile(r"jax|jaxlib|jax-.*|flax|optax|orbax-checkpoint|numpy|dov
 # A look at the lock, as `dovetail runs` takes it, holds it for less than this.
 _TRIES, _WAIT_S = 5, 0.05
 GIT_TIMEOUT_S = 10.0  # of one question; a status of 100,000 files takes about 1
+_held: set[Path] = set()  # runs that this process holds: POSIX locks are a process's
 _log = logging.getLogger(__name__)
 
 
@@ -126,12 +128,11 @@ def read(run: Path, *, file: str = FILE) -> list[dict[str, Any]]:
 
 
 def is_running(run: Path) -> bool:
-    """Tests whether another process of this machine holds the run.
-
-    Do not call it in the process with the lock: closing the file would release the lock.
-    """
+    """Tests whether another process of this machine holds the run."""
     import fcntl
 
+    if run.resolve() in _held:  # to open and close the file would release the lock
+        return False
     try:
         with (run / LOCK).open("rb") as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -273,21 +274,43 @@ def append(path: Path, event: Mapping[str, Any]) -> None:
 def locked(run: Path) -> Iterator[None]:
     """Holds a POSIX lock, which ends with this process in any case. Children do not inherit it.
 
+    A block that leaves no run behind, such as a refusal, leaves no lock and no new directory.
     Raises RuntimeError if another process holds it.
     """
+    existed, was_run = run.exists(), (run / LOCK).exists()
+    run.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        for remaining in reversed(range(_TRIES)):
+            if (file := _acquired(run / LOCK)) is not None:
+                stack.enter_context(file)
+                break
+            if not remaining:
+                raise RuntimeError(
+                    f"a run must have one process at a time, got {str(run)!r}, which another "
+                    "has: wait for it, or stop it first"
+                )
+            time.sleep(_WAIT_S)
+        _held.add(run.resolve())
+        try:
+            yield
+        finally:
+            _held.discard(run.resolve())
+            if not was_run and not (run / settings.FILE).is_file():
+                (run / LOCK).unlink(missing_ok=True)
+                if not existed and not any(run.iterdir()):
+                    run.rmdir()
+
+
+def _acquired(path: Path) -> IO[bytes] | None:
+    """Returns the locked file, or None if another process holds it or has removed it."""
     import fcntl
 
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / LOCK).open("wb") as file:
-        for remaining in reversed(range(_TRIES)):
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except (BlockingIOError, PermissionError) as error:
-                if not remaining:
-                    raise RuntimeError(
-                        f"a run must have one process at a time, got {str(run)!r}, which another "
-                        "has: wait for it, or stop it first"
-                    ) from error
-            time.sleep(_WAIT_S)
-        yield
+    file = path.open("wb")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
+            return file
+    except (BlockingIOError, PermissionError, FileNotFoundError):
+        pass
+    file.close()
+    return None

@@ -93,6 +93,8 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
     is_local = not {"ray", "slurm"} & values.keys()
     stall_s = values.get("stall", STALL_S)
     with contextlib.ExitStack() as stack:
+        if not out.is_file():  # which is refused below
+            stack.enter_context(launches.locked(out))  # before a host, and before the run changes
         backend, devices = _backend(values), 1
         cluster = None
         if not is_local:
@@ -100,7 +102,6 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
             devices = min(cluster.map(_count_devices))
         numbers = allowed(values, out, hosts=backend.count, devices_per_host=devices)
         changes = _prepare(values, out, devices=max(numbers) * devices)
-        stack.enter_context(launches.locked(out))
         recorder = stack.enter_context(states.recorded(out, numbers))
         if cluster is None:
             cluster = stack.enter_context(Cluster(backend, preload=PRELOAD))

@@ -19,6 +19,7 @@ import pytest
 import dovetail_stack.cli
 import voice
 import workspace
+from dovetail_train import _checks
 
 sys.path.append(str(workspace.ROOT / "docs"))
 
@@ -123,6 +124,12 @@ def test_every_option_in_a_table_exists(page):
     command = COMMANDS.get(page.stem, "train pretrain")
     commands = COMMAND.findall(rows) + [(command, options) for options in OPTIONS.findall(rows)]
     assert [w for words, options in commands if (w := wrong_command(words, options))] == []
+
+
+def test_the_page_of_other_modules_has_the_lines_of_the_errors():
+    page = (ROOT / "docs/howto/other_modules.md").read_text()
+    assert _checks._WRAPPER in page
+    assert "nnx.bridge.ToNNX(model, rngs=nnx.Rngs(0)).lazy_init(x)" in page
 
 
 def test_a_wrong_name_is_noticed():

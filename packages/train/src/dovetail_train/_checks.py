@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the arguments of a `Trainer` and of its `fit`, before any work starts."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,19 @@ from jax.sharding import AbstractMesh, Mesh
 
 from dovetail_train.step import Precision
 from dovetail_train.store import Stateful
+
+# Makes an NNX module of a callable tree of arrays, with a parameter for each float array.
+_WRAPPER = """\
+class Wrapped(nnx.Module):
+    def __init__(self, tree):
+        leaves, self.structure = jax.tree.flatten(tree)
+        real = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+        self.leaves = nnx.List(nnx.Param(x) if r else x for x, r in zip(leaves, real, strict=True))
+
+    def __call__(self, *args, **kwargs):
+        leaves = [x[...] if isinstance(x, nnx.Param) else x for x in self.leaves]
+        return jax.tree.unflatten(self.structure, leaves)(*args, **kwargs)
+"""
 
 
 def check_placement(mesh: Any, precision: Any) -> None:
@@ -42,12 +56,28 @@ def check_after_update(after_update: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Raises TypeError unless `model` is a Flax NNX module."""
-    if not isinstance(model, nnx.Module):
+    """Raises TypeError unless `model` is a Flax NNX module.
+
+    The message has the code that makes one of a Linen module, or of any callable tree of arrays.
+    """
+    if isinstance(model, nnx.Module):
+        return
+    kind = type(model).__name__
+    linen = sys.modules.get("flax.linen")
+    if linen is not None and isinstance(model, linen.Module):
         raise TypeError(
-            f"model must be a flax.nnx.Module, got {model!r}; wrap a function of parameters in a "
-            f"module with nnx.Param attributes and __call__"
+            f"model must be a flax.nnx.Module, got the Linen module {kind}; write "
+            f"nnx.bridge.ToNNX(model, rngs=nnx.Rngs(0)).lazy_init(x) with an input x of the model"
         )
+    if callable(model) and any(isinstance(x, jax.Array) for x in jax.tree.leaves(model)):
+        raise TypeError(
+            f"model must be a flax.nnx.Module, got {kind}, a tree of arrays as those of Equinox "
+            f"are; write Wrapped(model) with\n\n{_WRAPPER}"
+        )
+    raise TypeError(
+        f"model must be a flax.nnx.Module, got {model!r}; wrap a function of parameters in a "
+        f"module with nnx.Param attributes and __call__"
+    )
 
 
 def check_run(

@@ -75,8 +75,8 @@ class Progress:
             self._skipped.set_state(state["skipped"])
         own = list(self._hooks)
         for name, value in state["hooks"]:
-            here = [i for i, hook in enumerate(own) if type(hook).__name__ == name][:1]
-            for i in here:  # none where a process has fewer hooks than process 0
+            indices = [i for i, hook in enumerate(own) if type(hook).__name__ == name][:1]
+            for i in indices:  # none where a process has fewer hooks than process 0
                 own.pop(i).set_state(value)
 
 

@@ -18,7 +18,7 @@ import measure
 SCRIPT = "packages/data/benchmarks/pipeline.py"
 FIELDS = (
     *("case", "metric", "unit", "value", "minimum", "spread", "repeats", "compile_s"),
-    *("peer", "peer_version", "peer_value", "ratio", "noise", "device", "machine", "cores"),
+    *("peer", "peer_version", "peer_value", "ratio", "noise", "device", "cores"),
     *("loadavg", "python", "jax", "commit", "date", "command"),
 )
 

@@ -21,11 +21,6 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_INSTRUCTION_SETS = (
-    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
-    *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "bf16", "i8mm", "sve"),
-)
-
 
 class Cost(NamedTuple):
     """The time of one call: `wall_s`, and `cpu_s` over all threads of this process."""
@@ -122,7 +117,6 @@ def report(
         "noise": _ratio(peer_again, peer_values),
         **conditions,
         "device": _device(),
-        "machine": _machine(),
         "cores": os.cpu_count(),
         "loadavg": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -153,25 +147,9 @@ def _device() -> str:
     jax = sys.modules.get("jax")
     if jax and jax.default_backend() != "cpu":
         return jax.devices()[0].device_kind
-    named = re.search(r"model name\s*: (.+)", _cpuinfo())
+    file = Path("/proc/cpuinfo")  # Linux alone has it
+    named = re.search(r"model name\s*: (.+)", file.read_text() if file.exists() else "")
     return f"cpu {named[1] if named else platform.machine()}"
-
-
-def _machine() -> str:
-    """The kind of machine by which results are compared.
-
-    The instruction sets by which XLA and torch choose code, and the cores; or the accelerator.
-    """
-    device = _device()
-    if not device.startswith("cpu "):
-        return device
-    flags = set(_cpuinfo().split()) & set(_INSTRUCTION_SETS)
-    return " ".join([platform.machine(), *sorted(flags), f"{os.cpu_count()} cores"])
-
-
-def _cpuinfo() -> str:
-    file = Path("/proc/cpuinfo")
-    return file.read_text() if file.exists() else ""  # Linux alone has it
 
 
 def _command() -> str:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files beside the code that repeat a fact: hooks, templates, the table of support."""
+"""Files beside the code that repeat a fact: metadata, hooks, templates, the table of support."""
 
 import re
 import tomllib
@@ -13,6 +13,7 @@ import workspace
 pytestmark = pytest.mark.once
 
 ROOT = workspace.ROOT
+PROJECTS = sorted(f for p in ("", "native/") for f in ROOT.glob(f"packages/*/{p}pyproject.toml"))
 
 
 def test_pre_commit_runs_the_tested_ruff_and_scripts_that_exist():
@@ -21,6 +22,33 @@ def test_pre_commit_runs_the_tested_ruff_and_scripts_that_exist():
         assert ruff["rev"] == f"v{workspace.constraints(python)['ruff']}"
     for hook in local["hooks"]:
         assert (ROOT / hook["entry"].removeprefix("python3 ")).is_file()
+
+
+SHARED = re.compile(
+    r"^# Shared by all packages: .*?^# End of the shared lines\.$", re.DOTALL | re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("file", PROJECTS, ids=lambda f: f.parent.name)
+def test_packages_share_metadata_and_their_page_on_an_index_has_no_dead_link(file):
+    first, *_ = PROJECTS
+    assert SHARED.findall(file.read_text()) == SHARED.findall(first.read_text())
+    assert (file.parent / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    document, page = tomllib.loads(file.read_text()), (file.parent / "README.md").read_text()
+    owner = file.parent.parent if file.parent.name == "native" else file.parent
+    assert document["project"]["version"] == workspace.members()[owner.name].version
+    hook = document["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for rule in hook["substitutions"]:
+        page = re.sub(rule["pattern"], rule["replacement"], page)  # as hatch-fancy-pypi-readme does
+    links = re.findall(r"\]\(([^)\s]+)\)", page)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_extras_of_the_meta_package_are_versioned_by_its_pins():
+    meta = workspace.members()[workspace.META]
+    pinned = {d.name for d in meta.dependencies if d.specifier.startswith("==")}
+    needs = [workspace.parse(need) for needs in meta.extras.values() for need in needs]
+    assert [need.name for need in needs if need.specifier or need.name not in pinned] == []
 
 
 def test_the_template_of_a_bug_lists_the_packages():

@@ -45,23 +45,21 @@ def run_suite(root: Path) -> str:
 
 
 @pytest.mark.thorough
-def test_a_suite_keeps_its_programs_and_damaged_ones_cost_a_line_and_are_replaced(tmp_path, home):
+def test_a_suite_keeps_its_programs_and_damaged_ones_are_replaced(tmp_path, home):
     def entries() -> dict[str, int]:
         return {p.name: p.stat().st_ino for p in (home / "dovetail/compiled").glob("*-cache")}
 
     root = tmp_path / "checkout"
-    assert "compilation cache" not in run_suite(root)
+    run_suite(root)
     whole = entries()
     assert whole
     run_suite(root)
     assert entries() == whole  # a second process compiles nothing
     for name in whole:
         (home / "dovetail/compiled" / name).write_bytes(b"\x28\xb5\x2f\xfd\x20 cut")
-    said = f"compilation cache: {len(whole)} entries could not be read or written and were compiled"
-    assert said in run_suite(root)
-    run_suite(root)  # writes what the repair took away
+    assert "Error reading persistent compilation cache entry" in run_suite(root)
+    assert "Error reading" not in run_suite(root)  # it writes what the repair took away
     assert entries().keys() == whole.keys()
-    assert "compilation cache" not in run_suite(root)
 
 
 def test_a_cache_of_the_users_own_is_respected_and_a_suite_without_a_folder_passes(tmp_path, home):
@@ -88,7 +86,7 @@ def test_repair_deletes_the_program_that_was_named_and_no_other(tmp_path):
     for name in ("jit_f-1a", "jit_f-2b", "jit_ff-4d", "jit_[f]-5e"):
         (tmp_path / f"{name}-cache").touch()
     template = "Error {} persistent compilation cache entry for '{}': ZstdError: cut"
-    assert compilation_cache.repair(tmp_path, template.format("reading", "jit_f"))
-    assert compilation_cache.repair(tmp_path, template.format("writing", "jit_[f]"))
-    assert not compilation_cache.repair(tmp_path, "another warning about 'jit_ff'")
+    compilation_cache.repair(tmp_path, template.format("reading", "jit_f"))
+    compilation_cache.repair(tmp_path, template.format("writing", "jit_[f]"))
+    compilation_cache.repair(tmp_path, "another warning about 'jit_ff'")
     assert {path.name for path in tmp_path.iterdir()} == {"jit_ff-4d-cache"}

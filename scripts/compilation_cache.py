@@ -74,21 +74,12 @@ def trim(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
                 path.unlink()
 
 
-def repair(folder: Path, warning: str) -> bool:
-    """Deletes the entries of the program that JAX warned of, since JAX never overwrites one.
-
-    Args:
-        folder: The folder that JAX was given.
-        warning: The text of any warning.
-
-    Returns:
-        Whether the warning was about this cache.
-    """
+def repair(folder: Path, warning: str) -> None:
+    """Deletes the entries of the program that a warning of JAX names: it never overwrites one."""
     match = FAULT.search(warning)
     for path in folder.glob(f"{glob.escape(match[1])}-*-cache") if match else ():
         with contextlib.suppress(OSError):
             path.unlink()
-    return match is not None
 
 
 if __name__ == "__main__":  # for programs that are not pytest's: the variables as JSON

@@ -35,7 +35,7 @@ def whole_suite(config: pytest.Config, root: Path) -> str | None:
 
 
 class CacheHealth:
-    """Bounds the compilation cache, repairs its entries, says in a line what could not be used.
+    """Bounds the compilation cache, and deletes the entries that JAX cannot read.
 
     Args:
         folder: The folder that JAX was given, None if the cache is off or the user's own.
@@ -45,34 +45,18 @@ class CacheHealth:
     def __init__(self, folder: str | None, reason: str) -> None:
         self.folder = Path(folder) if folder else None
         self.reason = reason
-        self.faults: list[str] = []
         if self.folder:
             compilation_cache.trim(self.folder.parent)
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         """Repair the cache where JAX warns of an entry."""
-        text = str(warning_message.message)
-        if self.folder and compilation_cache.repair(self.folder, text):
-            self.faults.append(text)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep the warnings from filling several lines each."""
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter and self.faults:
-            recorded = reporter.stats["warnings"]
-            reporter.stats["warnings"] = [
-                report for report in recorded if not compilation_cache.FAULT.search(report.message)
-            ]
+        if self.folder:
+            compilation_cache.repair(self.folder, str(warning_message.message))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say in one line what could not be used."""
+        """Say in one line why the cache is off."""
         if self.reason:
             terminalreporter.write_line(CACHE + self.reason)
-        if self.faults:
-            terminalreporter.write_line(
-                f"{CACHE}{len(self.faults)} entries could not be read or written and were compiled "
-                f"anew: {self.faults[0].splitlines()[0]}"
-            )
 
 
 class CostRecord:

@@ -43,7 +43,8 @@ def measured(self, *arguments, **options):
             stack.append((os.path.relpath(frame.f_code.co_filename, ROOT), frame.f_code.co_name))
         frame = frame.f_back
     files = sorted(os.path.relpath(file, ROOT) for file in ran)
-    print(json.dumps({"entered": files, "stack": stack[::-1]}), flush=True)
+    json.dump({"entered": files, "stack": stack[::-1]}, sys.stdout)
+    sys.stdout.flush()
     os._exit(0)
 
 

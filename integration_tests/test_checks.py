@@ -15,6 +15,7 @@ import pytest
 import changed
 import checks
 import passed
+import reach
 import workspace
 
 pytestmark = pytest.mark.once
@@ -27,6 +28,23 @@ write = "import os, time; open(os.environ['PIDS'], 'a').write('{}\\\\n')"
 wait, late = write.format("begun") + "; time.sleep(600)", write.format("late")
 spin = lambda name, text: checks.Job(name=name, line=["timeit", "-n", "1", "-r", "1", text])
 checks.of_a_person = lambda whole: [spin("a", wait), spin("b", wait), spin("c", late)]
+sys.exit(checks.main())
+"""
+
+
+# `.ci/run` of two checks. The second names its process and waits, or ends, as the argument says.
+LANDING = """
+import sys, types
+import changed, checks
+changed.keys = lambda tree: {"a": "key", "b": "key"}
+changed.checks = lambda tree: [types.SimpleNamespace(name=name) for name in "ab"]
+wait = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
+text = {"a": "1", "b": wait if sys.argv.pop() == "wait" else "1"}
+job = lambda name: checks.Job(
+    name=name, line=["timeit", "-n", "1", "-r", "1", text[name]], checks=[name]
+)
+checks.of_checks = lambda every, costs: [job(check.name) for check in every]
+checks.of_a_person, checks.ALWAYS = lambda: [], ()
 sys.exit(checks.main())
 """
 
@@ -148,3 +166,34 @@ def test_an_interrupt_ends_what_runs_and_begins_nothing(sent, tmp_path):
         assert "interrupted; the same command begins anew" in errors
         assert "late" not in pipe.read()  # at its end, since both writers are gone
     timer.cancel()
+
+
+def test_a_killed_run_leaves_what_ended_and_the_next_one_waits_for_what_still_runs(repository):
+    (repository / ".gitignore").write_text("build/\n__pycache__/\npid\n")
+    git = ["git", "-C", str(repository)]
+    subprocess.run([*git, "commit", "--quiet", "--all", "--message", "Ignore"], check=True)
+    os.mkfifo(repository / "pid")
+
+    def begin(b: str) -> "subprocess.Popen[str]":
+        line = [sys.executable, "-c", LANDING, "--landing", b]
+        environment = {**os.environ, "PYTHONPATH": str(repository / "scripts")}
+        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def recorded() -> list[str]:
+        return [record.check for record in passed.read(repository / reach.RECORD)]
+
+    (repository / ".ci").mkdir()
+    first = begin("wait")
+    pid = int((repository / "pid").read_text())
+    while not next(first.stdout).startswith("a ("):
+        pass
+    first.kill()
+    first.communicate()
+    assert recorded() == ["a"]
+    second = begin("end")
+    assert next(second.stdout).startswith("waits for the jobs of another .ci/run")
+    os.kill(pid, signal.SIGKILL)
+    output, _ = second.communicate()
+    assert second.returncode == 0, output
+    assert "leaves out: 1 checks" in output
+    assert recorded() == ["a", "b", passed.WHOLE]

@@ -4,6 +4,7 @@
 
 import datetime
 import json
+import pathlib
 import subprocess
 
 import pytest
@@ -28,9 +29,10 @@ def root(tmp_path):
     folder = tmp_path / "checkout"
     (folder / ".ci").mkdir(parents=True)
     git(tmp_path, "init", "--quiet", "--initial-branch", "main", str(folder))
+    (folder / ".gitignore").write_text("build/\n")
     for text in ("first\n", "second\n"):
         (folder / "file").write_text(text)
-        git(folder, "add", "file")
+        git(folder, "add", "--all")
         git(folder, "commit", "--quiet", "--message", text)
     return folder
 
@@ -154,3 +156,15 @@ def test_trimming_leaves_the_last_record_of_each_check(whole):
     rewrite(whole, date=days_ago(15))
     passed.trim(whole)
     assert lines(whole) == []
+
+
+def test_a_kill_during_the_trimming_leaves_a_clean_tree_and_all_records(whole, monkeypatch):
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    before = lines(whole)
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        passed.trim(whole)
+    assert lines(whole) == before
+    assert passed.unusable(whole) == ""

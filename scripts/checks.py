@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import changed
@@ -38,6 +40,7 @@ UNKNOWN_S = 100.0  # of a check that has never passed
 BATCHES = 2  # processes for the integration tests, as many as run at a time
 ALWAYS = ("types", "imports")
 _running: set[subprocess.Popen[str]] = set()
+_locks: list[int] = []  # file descriptors that each job inherits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,7 @@ def run(job: Job) -> Result:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        pass_fds=_locks,
     )
     _running.add(process)
     assert process.stdout is not None
@@ -231,6 +235,25 @@ def outcomes(result: Result) -> dict[str, float]:
     return {c: outcome["cpu_s"] for c, outcome in found.items() if outcome and outcome["passed"]}
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Waits until no other `.ci/run` works in this checkout.
+
+    Each job holds the lock, too: those of a killed run go on, and write into .nox and build/.
+    """
+    file = workspace.ROOT / "build" / "landing-lock"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waits for the jobs of another .ci/run, which may have been killed", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _locks.append(lock.fileno())
+        yield
+        _locks.clear()
+
+
 def landing(*, everything: bool) -> list[str]:
     """What must pass before a commit lands. Returns the names of the jobs that failed."""
     tree = reach.Tree()
@@ -285,7 +308,8 @@ def main() -> int:
     started = time.monotonic()
     try:
         if asked.landing:
-            title, failed = ".ci/run", landing(everything=asked.everything)
+            with alone():
+                title, failed = ".ci/run", landing(everything=asked.everything)
         else:
             title, failed = "scripts/test", run_all(of_a_person(whole=asked.all))
     except KeyboardInterrupt:

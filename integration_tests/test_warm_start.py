@@ -105,9 +105,3 @@ def test_a_server_that_dies_is_an_error_and_the_next_program_gets_another():
     with pytest.raises(RuntimeError, match=r"must live .* status=-9; set DOVETAIL_WARM_START=0"):
         warm_start.run([*STRICT, "import os; os.kill(os.getppid(), 9)"], env=ENV)
     assert warm_start.run([*STRICT, "print(2)"], env=ENV).stdout == "2\n"
-
-
-def test_a_process_is_started_where_the_switch_says_so(monkeypatch):
-    monkeypatch.setenv(warm_start.SWITCH, "0")
-    done = warm_start.run(["-c", "import os; print(os.getppid())"])
-    assert done.stdout == f"{os.getpid()}\n"

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Generator
 from pathlib import Path
@@ -60,7 +59,7 @@ class CacheHealth:
 
 
 class CostRecord:
-    """Records what each test costs; fails a suite that takes half more than its budget.
+    """Measures each test; fails a suite that takes half more than its budget.
 
     In the fast tier it also fails a test above twice `suite_times.FAST_TEST_S`, unless the marker
     `costly` gives a reason. A fixture that tests share counts for the suite alone.
@@ -68,7 +67,6 @@ class CostRecord:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.begin_s = time.perf_counter()
         self.exercise_s = 0.0
         self.recorder = suite_times.Recorder()
         self.tests: dict[str, suite_times.Cost] = {}
@@ -76,6 +74,7 @@ class CostRecord:
         self.shared_s = 0.0  # CPU seconds of fixtures that tests share, in the test that runs
         self.own_s: dict[str, float] = {}  # CPU seconds of a test without them
         self.lines: list[str] = []
+        self.listed = 0  # tests to print
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Measure the machine. Others that are at work now may have ended when the suite ends."""
@@ -107,14 +106,12 @@ class CostRecord:
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep the record of a whole suite or tier that passed, and compare it with its budget."""
+        """Compare a whole suite or tier that passed with its budget."""
+        self.listed = session.config.getoption("durations") or 0
         suite = whole_suite(session.config, self.root)
         if suite is None or session.exitstatus != pytest.ExitCode.OK:
             return
-        cost = self.recorder.cost()
-        total = cost._replace(wall_s=cost.wall_s - self.begin_s)
-        tier = session.config.option.tier or ""
-        suite_times.write(suite, tier, total, self.tests, folder=self.root / suite_times.FOLDER)
+        total, tier = self.recorder.cost(), session.config.option.tier or ""
         measured_s = max(self.exercise_s, suite_times.exercise(), suite_times.REFERENCE_S)
         slowness = measured_s / suite_times.REFERENCE_S
         budget_s = suite_times.budget(suite, tier, total, root=self.root)
@@ -123,7 +120,8 @@ class CostRecord:
             of = f"{total.cpu_s:.0f} of {budget_s:.0f} CPU s"
             self.lines.append(f"{BUDGET}{title} took {of}, on a machine of {slowness:.2f}")
             if total.cpu_s > budget_s * suite_times.ALLOWANCE * slowness:
-                self._fail(session, "python scripts/suite_times.py lists its slowest tests: ")
+                self._fail(session, f"{title} took too much, these tests most: ")
+                self.listed = self.listed or 10
         limit_s = suite_times.FAST_TEST_S * suite_times.TEST_ALLOWANCE * slowness
         for name, own_s in self.own_s.items() if tier == "fast" else ():
             if own_s > limit_s and name not in self.costly:
@@ -135,6 +133,6 @@ class CostRecord:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the cost against the budget, and why a suite failed that has no failed test."""
-        for line in self.lines:
+        """Print the cost against the budget, why a suite failed, and its dearest tests."""
+        for line in [*self.lines, *suite_times.dearest(self.tests, self.listed)]:
             terminalreporter.write_line(line)

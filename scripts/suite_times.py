@@ -1,11 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a test suite goes: a pytest plugin that records it, and a table of the records.
+"""What a test suite costs: a recorder for the root conftest.py, and the budgets.
 
-The root conftest.py loads the plugin. Each run of a suite leaves build/times/SUITE-pyXY.json: per
-test its seconds, its CPU seconds (of this process and of the children that it waited for), the
+Of each test it knows the CPU seconds (of this process and of the children that it waited for), the
 programs that it asked XLA for, and how many of these came from the compilation cache.
-`python scripts/suite_times.py` prints all records.
+`pytest --durations=10` prints the dearest tests.
 
 A suite has budgets of CPU seconds, [tool.dovetail.budgets] in pyproject.toml: `fast` for the fast
 tier with nothing cached, `warm` for the thorough tier with each program from the cache, `cold` with
@@ -16,29 +15,26 @@ machine on which REFERENCE_S was measured. On a slower one they grow by the same
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import warm_start
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = Path("build/times")  # in the checkout; git ignores it
 ALLOWANCE = 1.5
 FAST_TEST_S = 1.5  # of one test
 TEST_ALLOWANCE = 2.0  # one measurement varies more than the sum of a suite
 REFERENCE_S = 0.023  # `exercise` on 2 cores of an AMD EPYC (Zen 5), Python 3.11
-SLOWEST = 10
 
 
 class Cost(NamedTuple):
-    """Seconds, CPU seconds, programs asked for, and those that the cache had."""
+    """CPU seconds, programs asked for, and those that the cache had."""
 
-    wall_s: float
     cpu_s: float
     programs: int
     cached: int
@@ -75,7 +71,7 @@ class Recorder:
         """The cost since this process began."""
         cpu = sum(os.times()[:4])  # user and system, own and of children
         cpu += warm_start.cpu_s()
-        return Cost(time.perf_counter(), cpu, self.programs, self.cached)
+        return Cost(cpu, self.programs, self.cached)
 
 
 def exercise() -> float:
@@ -114,51 +110,7 @@ def budget(suite: str, tier: str, cost: Cost, *, root: Path = ROOT) -> float | N
     return thorough_s + (0 if tier else limits["fast"])
 
 
-def write(suite: str, tier: str, total: Cost, tests: dict[str, Cost], *, folder: Path) -> Path:
-    """Keeps the record of one run of a suite or tier, in place of the last one; its file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    version = f"py{sys.version_info.major}{sys.version_info.minor}"
-    name = "-".join(filter(None, [suite.replace("/", "-"), tier, version]))
-    file = folder / f"{name}.json"
-    document = {"suite": suite, "total": total, "tests": tests}
-    beside = file.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(document), encoding="utf-8")
-    beside.replace(file)  # in one step, so that an interrupted run leaves the older record whole
-    return file
-
-
-def table(document: dict[str, Any], title: str) -> str:
-    """The lines of one record: totals, then the slowest tests by CPU seconds."""
-    total = Cost(*document["total"])
-    lines = [
-        f"{title}: {total.wall_s:.0f} s, {total.cpu_s:.0f} CPU s, {len(document['tests'])} tests, "
-        f"{total.programs} programs, {total.programs - total.cached} of them compiled"
-    ]
-    ranked = sorted(document["tests"].items(), key=lambda test: -test[1][1])
-    for name, row in ranked[:SLOWEST]:
-        cost = Cost(*row)
-        short = name.removeprefix(f"{document['suite']}/")
-        lines.append(
-            f"  {cost.wall_s:6.1f} s {cost.cpu_s:6.1f} CPU s "
-            f"{cost.programs - cost.cached:4d} compiled  {short}"
-        )
-    return "\n".join(lines)
-
-
-def main(folder: Path = ROOT / FOLDER) -> int:
-    """Prints every record, and the sum of all; the exit status is 1 if there is none."""
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        print(f"no suite has been run: {folder} holds no record", file=sys.stderr)
-        return 1
-    total_s = 0.0
-    for file in files:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        total_s += document["total"][1]
-        print(table(document, file.stem))
-    print(f"all: {total_s / 60:.1f} CPU minutes")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def dearest(tests: Mapping[str, Cost], count: int) -> list[str]:
+    """A line for each of the `count` tests of most CPU seconds."""
+    ranked = sorted(tests.items(), key=lambda test: -test[1].cpu_s)[:count]
+    return [f"{c.cpu_s:6.1f} CPU s {c.programs - c.cached:4d} compiled  {t}" for t, c in ranked]

@@ -28,18 +28,10 @@ OF_SOURCE = [
 ]
 
 
-def test_a_package_concerns_itself_and_those_that_depend_on_it():
+def test_a_file_of_a_package_concerns_it_and_those_that_depend_on_it_another_all(repository):
     assert changed.concerned(["packages/data/src/dovetail_data/pack.py"]) == ["data", "stack"]
-    assert changed.concerned(["packages/stack/README.md"]) == ["stack"]
     assert changed.concerned([]) == []
-
-
-def test_a_root_file_concerns_all():
     assert changed.concerned(["packages/data/README.md", "constraints/py311.txt"]) == ALL
-    assert changed.concerned(["packages/README.md"]) == ALL
-
-
-def test_the_command_reads_git(repository):
     line = [sys.executable, str(repository / "scripts" / "changed.py")]
 
     def ask(base: str) -> list[str]:
@@ -59,7 +51,7 @@ def base():
 
 
 @pytest.fixture
-def moved(base, monkeypatch):
+def moved(base):
     """The checks whose keys change with a file, without those whose input is the repository."""
     keys, checks = base
     files = len(reach.Tree().files)
@@ -75,26 +67,11 @@ def moved(base, monkeypatch):
             other = hashlib.sha256(text.encode()).hexdigest()
             tree.text = lambda name: text if name == path else read(name)
             tree.digest = lambda name: other if name == path else digest(name)
-            if path.startswith("constraints/"):
-                pins = {path: text}
-                real = workspace.constraints
-                monkeypatch.setattr(
-                    workspace, "constraints", lambda python, root: pinned(real, pins, python, root)
-                )
         new = changed.keys(tree)
         assert new.keys() == keys.keys()
         return {name for name in keys if new[name] != keys[name]} - whole
 
     return of
-
-
-def pinned(real, pins, python, root):
-    file = workspace.constraints_file(python, root)
-    text = pins.get(str(file.relative_to(root)))
-    if text is None:
-        return real(python, root)
-    parsed = [workspace.parse(line) for line in text.splitlines() if line]
-    return {r.name: r.specifier.removeprefix("==") for r in parsed}
 
 
 def matching(names, *patterns):
@@ -135,14 +112,10 @@ def test_a_file_reaches_its_checks_and_no_other(moved, base, path):
 
 
 @pytest.mark.thorough
-def test_an_edge_reaches_the_suite_on_its_other_side(moved):
-    found = moved("packages/kernels/src/dovetail_kernels/quantized/layout.py")
-    quant = {name for name in found if name.endswith("(quant)")}
-    assert quant == {f"thorough-{FIRST}(quant)", f"tests-{SECOND}(quant)"}
-
-
-@pytest.mark.thorough
-def test_a_source_reaches_what_imports_it(moved, base):
+def test_a_source_reaches_what_imports_it_and_the_other_side_of_an_edge(moved, base):
+    edge = moved("packages/kernels/src/dovetail_kernels/quantized/layout.py")
+    quant = {f"thorough-{FIRST}(quant)", f"tests-{SECOND}(quant)"}
+    assert {name for name in edge if name.endswith("(quant)")} == quant
     found = moved("packages/optim/src/dovetail_optim/muon.py")
     packages = [n for n in base[0] if not n.startswith(("integration", "examples", "documents"))]
     expected = matching(packages, *OF_SOURCE, *BROAD)
@@ -162,9 +135,10 @@ def test_a_source_reaches_what_imports_it(moved, base):
 
 
 @pytest.mark.thorough
-def test_a_version_reaches_the_environments_that_hold_it(moved):
-    pins = workspace.constraints(FIRST)
-    found = moved(f"constraints/py{FIRST.replace('.', '')}.txt", f"ray=={pins['ray']}", "ray==0.1")
+def test_a_version_reaches_the_environments_that_hold_it(moved, monkeypatch):
+    real, other = workspace.constraints, {FIRST: {"ray": "0.1"}}
+    monkeypatch.setattr(workspace, "constraints", lambda p, root: real(p, root) | other.get(p, {}))
+    found = moved()
     assert f"thorough-{FIRST}(cluster)" in found
     assert not matching(found, "*(kernels)", "*(optim)", "*-3.12*")
 

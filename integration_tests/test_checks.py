@@ -104,21 +104,6 @@ def test_the_outcomes_of_files_count_also_in_a_job_that_failed(tmp_path, monkeyp
     assert checks.outcomes(dataclasses.replace(other, passed=True)) == {"docs": 9.0}
 
 
-def test_the_table_says_what_runs_and_what_passed_before():
-    record = passed.Record(check="docs", key="k", date="2026-01-02", commit="abc", cpu_s=300.0)
-    known = passed.Standing(passed={"docs": record}, reason="the reason")
-    lines = checks.table([checks.Job(name="types", line=[])], known).splitlines()
-    assert lines[0] == "runs: 1 jobs (the reason)"
-    assert lines[1:3] == ["  types", "leaves out: 1 checks of 300 CPU s, passed before"]
-    assert lines[3:] == ["  2026-01-02 abc: docs", "last whole pass: not on record"]
-
-
-def test_the_closing_line_is_that_of_pytest_with_what_the_cache_could_not_do():
-    output = "...\ncompilation cache: off\n3 passed in 2.10s\nnox > Session x was successful\n"
-    assert checks.closing(output) == "3 passed in 2.10s\n    compilation cache: off"
-    assert checks.closing("") == "passed"
-
-
 def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
     bad = checks.Job(name="bad", line=["this_module_is_not_there"])
     assert checks.run_all([bad, checks.Job(name="good", line=[*ONCE, "1"])]) == ["bad"]

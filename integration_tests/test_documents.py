@@ -60,7 +60,6 @@ def test_all_blocks_or_the_programs_run_in_one_directory(readme, programs, count
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("```console\n$ dovetial train\n```\n", "exit code 127"),
         ("```python\nimport dovetial\n```\n", "exit code 1"),
         ("ends with\n\n    all passed\n", "exit code 127"),
         ("```console\n$ echo 5\n6\n```\n", "the README says\n6\nand it printed\n5\n"),

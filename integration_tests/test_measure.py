@@ -6,8 +6,6 @@ import itertools
 import json
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -34,24 +32,6 @@ def test_rounds_run_forth_and_back_and_the_first_is_thrown_away():
     assert times == {"a": [5, 6, 11], "b": [4, 7, 10], "c": [3, 8, 9]}
 
 
-def test_cost_is_wall_time_and_the_processor_time_of_all_threads():
-    def spin():
-        end = time.thread_time() + 0.03
-        while time.thread_time() < end:
-            pass
-
-    def both():
-        threads = [threading.Thread(target=spin) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    assert measure.cost(both).cpu_s >= 0.06
-    idle = measure.cost(lambda: threading.Event().wait(0.05))
-    assert idle.cpu_s < 0.05 <= idle.wall_s
-
-
 def test_the_line_holds_every_field_and_the_numbers_that_one_computes_by_hand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -75,17 +55,6 @@ def test_the_line_holds_every_field_and_the_numbers_that_one_computes_by_hand(
     assert (line["repeats"], line["compile_s"], line["rate"]) == (5, None, 12350.0)
     assert line["peer_version"] == f"{pytest.__version__}, {np.__version__}"
     assert line["command"] == f"PYTHONPATH=scripts python {SCRIPT}"
-
-
-def test_one_value_of_a_copy_without_git_and_of_a_peer_that_is_no_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(measure, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "scripts" / "accelerator"), "a.b", "--tiny"])
-    measure.report("case", metric="wall_s", unit="s", values=[1.0], peer="jit by hand")
-    line = json.loads(capsys.readouterr().out)
-    assert (line["commit"], line["command"]) == (None, "scripts/accelerator a.b --tiny")
-    assert (line["spread"], line["peer_version"], line["ratio"]) == (0.0, None, None)
 
 
 def test_results_on_record_do_not_make_a_commit_dirty_but_all_else_does(

@@ -72,20 +72,20 @@ def test_what_passed_counts_while_its_key_is_the_same(whole):
     assert (record.date, record.cpu_s) == (passed.today().isoformat(), 1.5)
     assert known.whole.days(passed.today()) == 0
     assert known.costs["b"] == 2.0
-
-
-def test_everything_ignores_records(whole):
     known = passed.standing(whole, KEYS, everything=True)
     assert (known.passed, known.reason) == ({}, "it was asked for")
-    assert known.whole is not None
 
 
 def test_records_that_a_run_has_just_added_count(root):
+    known = passed.standing(root, KEYS)
+    assert (known.passed, known.reason) == ({}, f"{reach.RECORD} is missing or empty")
     passed.add(root, {"a": 1.0}, KEYS)  # the file is new, and not committed
     known = passed.standing(root, KEYS)
     assert known.passed.keys() == {"a"}
     assert "no whole pass is within" in known.reason
     assert not passed.close(root, KEYS)
+    rewrite(root, date=days_ago(2))  # without a whole pass only the last day counts
+    assert passed.standing(root, KEYS).passed == {}
 
 
 @pytest.mark.parametrize("days, counts", [(13, True), (14, True), (15, False)])
@@ -94,33 +94,16 @@ def test_a_record_counts_for_14_days(whole, days, counts):
     known = passed.standing(whole, KEYS)
     assert (known.passed.keys() == KEYS.keys()) == counts
     assert (known.whole is not None) == counts
-
-
-def test_without_a_whole_pass_only_the_last_day_counts(whole):
-    kept = [line for line in lines(whole) if passed.WHOLE not in line]
-    (whole / reach.RECORD).write_text("\n".join(kept) + "\n")
-    assert passed.standing(whole, KEYS).passed.keys() == KEYS.keys()
-    rewrite(whole, date=days_ago(2))
-    known = passed.standing(whole, KEYS)
-    assert known.passed == {}
-    assert "within 14 days" in known.reason
-
-
-def test_a_commit_of_another_history_does_not_count(whole):
-    rewrite(whole, commit="0123456789ab")
+    rewrite(whole, commit="0123456789ab")  # of another history
     assert passed.standing(whole, KEYS).passed == {}
 
 
-def test_a_dirty_tree_has_no_records(whole):
+def test_a_dirty_tree_and_a_shallow_clone_have_no_records(whole, tmp_path):
     (whole / "new").touch()
     known = passed.standing(whole, KEYS)
     assert known.passed == {}
     assert "the tree is dirty" in known.reason
     assert "?? new" in known.reason
-    assert passed.unusable(whole)
-
-
-def test_a_shallow_clone_has_no_records(whole, tmp_path):
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{whole}", str(clone))
     known = passed.standing(clone, KEYS)
@@ -140,11 +123,6 @@ def test_a_damaged_file_has_no_records_and_is_mended_by_the_next_pass(whole, dam
     assert f"line 4 of {reach.RECORD} is no record" in known.reason
     assert passed.close(whole, KEYS)
     assert passed.standing(whole, KEYS).passed.keys() == KEYS.keys()
-
-
-def test_a_missing_file_is_named(root):
-    known = passed.standing(root, KEYS)
-    assert (known.passed, known.reason) == ({}, f"{reach.RECORD} is missing or empty")
 
 
 def test_trimming_leaves_the_last_record_of_each_check(whole):

@@ -36,33 +36,12 @@ def test_parse_agrees_with_packaging(line):
     assert ours.marker.strip("()").replace("'", '"') == str(theirs.marker or "").strip("()")
 
 
-def test_parse_refuses_a_url():
-    with pytest.raises(ValueError, match=r"must be a name.*got requirement='jax @ .*; write it as"):
-        workspace.parse("jax @ file:///jax.whl")
-
-
-def test_needs_are_the_member_and_the_members_that_it_declares():
-    everyone = workspace.members()
-    alone = workspace.needs(everyone["data"], everyone.values())
-    assert [m.folder for m in alone] == ["data"]
-    assert workspace.needs(everyone["stack"], everyone.values()) == list(everyone.values())
-
-
 def test_a_native_wheel_is_an_extra_that_editable_leaves_out(frame):
     kernels = workspace.members(frame)["kernels"]
     assert {"cpu", "tokamax"} <= kernels.extras.keys()
     assert kernels.native == "dovetail-kernels-cpu"
     assert kernels.editable() == f"{kernels.path}[tokamax]"
     assert "kernels-cpu" not in workspace.members(frame)
-
-
-def test_a_member_that_moved_on_makes_the_pins_lie(frame):
-    assert workspace.false_pins(frame) == []
-    member = workspace.members(frame)["data"]
-    edit(member.path / "pyproject.toml", f'version = "{member.version}"', 'version = "9.8.7"')
-    assert workspace.false_pins(frame) == [
-        f"dovetail-data is 9.8.7, but stack pins =={member.version}"
-    ]
 
 
 def test_a_pin_that_was_not_tested_lies(frame):
@@ -84,7 +63,3 @@ def test_a_pattern_and_a_missing_member_are_no_pins(frame):
         tested = f"optax is constrained to {optax} on Python {python}"
         assert f"{tested}, but stack pins =={optax}.*" in wrong
     assert f"dovetail-train is {version}, but stack pins nothing" in wrong
-
-
-def test_later_pythons_share_the_newest_constraints():
-    assert workspace.constraints_file("3.14") == workspace.constraints_file("3.12")

@@ -28,10 +28,6 @@ WHOLE = "everything"
 COMMIT_DIGITS = 12
 
 
-class DamagedError(ValueError):
-    """The file of records cannot be read."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
     """One check that passed.
@@ -81,19 +77,18 @@ def read(file: Path) -> list[Record]:
     """The records of a file, none without it.
 
     Raises:
-        DamagedError: A line is no record.
+        ValueError: A line is no record.
     """
     if not file.exists():
         return []
     records = []
-    for number, line in enumerate(
-        file.read_text(encoding="utf-8", errors="replace").splitlines(), 1
-    ):
+    text = file.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             records.append(Record(**json.loads(line)))
             records[-1].days(today())
         except (ValueError, TypeError) as error:
-            raise DamagedError(f"line {number} of {reach.RECORD} is no record: {error}") from None
+            raise ValueError(f"line {number} of {reach.RECORD} is no record: {error}") from None
     return records
 
 
@@ -108,7 +103,7 @@ def standing(root: Path, keys: Mapping[str, str], *, everything: bool = False) -
     file = root / reach.RECORD
     try:
         records = read(file)
-    except DamagedError as error:
+    except ValueError as error:
         return Standing(reason=str(error))
     costs = {r.check: r.cpu_s for r in records}
     history = set(_git(root, "rev-list", f"--abbrev={COMMIT_DIGITS}", "--abbrev-commit", "HEAD"))
@@ -130,12 +125,8 @@ def unusable(root: Path) -> str:
     """Why records neither count nor can be added here; "" if they can."""
     if _git(root, "rev-parse", "--is-shallow-repository") == ["true"]:
         return "the clone is shallow, so its history does not show the commits on record"
-    changes = [
-        c
-        for c in _git(root, "status", "--porcelain", "--untracked-files=all")
-        if c[3:] != reach.RECORD
-    ]
-    if changes:
+    changes = _git(root, "status", "--porcelain", "--untracked-files=all")
+    if changes := [change for change in changes if change[3:] != reach.RECORD]:
         return f"the tree is dirty, so its files are those of no commit: {', '.join(changes[:3])}"
     return ""
 
@@ -185,20 +176,16 @@ def close(root: Path, keys: Mapping[str, str]) -> bool:
         Whether a whole pass was recorded.
     """
     trim(root)
-    recent = {r.check for r in read(root / reach.RECORD) if _is_of_pass(r, keys)}
-    complete = keys.keys() <= recent
+    recent = [r for r in read(root / reach.RECORD) if r.days(today()) <= PASS_DAYS]
+    complete = keys.keys() <= {r.check for r in recent if keys.get(r.check) == r.key}
     if complete:
         add(root, {WHOLE: 0.0}, {})
         trim(root)
     return complete
 
 
-def _is_of_pass(record: Record, keys: Mapping[str, str]) -> bool:
-    return keys.get(record.check) == record.key and record.days(today()) <= PASS_DAYS
-
-
 def _git(root: Path, *line: str) -> list[str]:
-    done = subprocess.run(
-        ["git", "-C", str(root), *line], check=True, capture_output=True, text=True
-    )
-    return done.stdout.splitlines()
+    command = ["git", "-C", str(root), *line]
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.splitlines()

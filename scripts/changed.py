@@ -68,21 +68,13 @@ LEGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check, and what its result depends on.
+    """One check, and what its result depends on."""
 
-    Args:
-        name: Such as "thorough-3.11(data)", "integration-3.12(test_walk.py)" or "docs".
-        paths: Files, and folders with a final "/".
-        folders: Packages whose dependencies are in its environment.
-        python: Version of its interpreter, such as "3.12".
-        session: Session of noxfile.py that runs it; "" for .venv.
-    """
-
-    name: str
-    paths: frozenset[str]
-    folders: frozenset[str]
-    python: str
-    session: str = ""
+    name: str  # such as "thorough-3.11(data)", "integration-3.12(test_walk.py)" or "docs"
+    paths: frozenset[str]  # files, and folders with a final "/"
+    folders: frozenset[str]  # packages whose dependencies are in its environment
+    python: str  # version of its interpreter, such as "3.12"
+    session: str = ""  # of noxfile.py; "" for .venv
 
     @property
     def group(self) -> str:

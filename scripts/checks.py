@@ -45,21 +45,13 @@ _locks: list[int] = []  # file descriptors that each job inherits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One process.
-
-    Args:
-        name: In the output.
-        line: Arguments of Python.
-        checks: The checks on record that it makes.
-        cost_s: Expected CPU seconds.
-        outcomes: It writes the outcome of each file of tests to `outcomes_file`.
-    """
+    """One process."""
 
     name: str
-    line: Sequence[str]
-    checks: Sequence[str] = ()
-    cost_s: float = UNKNOWN_S
-    outcomes: bool = False
+    line: Sequence[str]  # arguments of Python
+    checks: Sequence[str] = ()  # on record, that it makes
+    cost_s: float = UNKNOWN_S  # CPU seconds to expect
+    outcomes: bool = False  # it writes the outcome of each file of tests to `outcomes_file`
 
     @property
     def outcomes_file(self) -> str:
@@ -89,14 +81,10 @@ def suites() -> list[str]:
 
 def of_a_person(*, whole: bool = False) -> list[Job]:
     """Lint, format, and each suite's fast tier, or the whole suite."""
-    lint = [Job(name="ruff check", line=["ruff", "check"])]
-    lint += [Job(name="ruff format", line=["ruff", "format", "--check"])]
-    tier = [] if whole else ["--tier", "fast"]
-    title = "" if whole else " fast"
-    return [
-        *lint,
-        *(Job(name=f"{s}{title}", line=["pytest", "--quiet", *tier, s]) for s in suites()),
-    ]
+    jobs = [Job(name="ruff check", line=["ruff", "check"])]
+    jobs += [Job(name="ruff format", line=["ruff", "format", "--check"])]
+    tier, title = ([], "") if whole else (["--tier", "fast"], " fast")
+    return jobs + [Job(name=s + title, line=["pytest", "--quiet", *tier, s]) for s in suites()]
 
 
 def of_checks(checks: Iterable[changed.Check], costs: dict[str, float]) -> list[Job]:
@@ -198,12 +186,7 @@ def closing(output: str) -> str:
 def run_all(
     jobs: Sequence[Job], ended: Callable[[Result], None] = lambda result: None
 ) -> list[str]:
-    """Runs the jobs, two at a time. Returns the names of those that failed.
-
-    Args:
-        jobs: In the order in which they begin.
-        ended: Receives each result.
-    """
+    """Runs the jobs in this order, two at a time. Returns the names of those that failed."""
     failed = []
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
         try:

@@ -30,20 +30,12 @@ COMMIT_DIGITS = 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One check that passed.
-
-    Args:
-        check: Its name.
-        key: Its key; "" for a whole pass.
-        date: Day of the run, in UTC.
-        commit: First digits of the tested commit.
-        cpu_s: CPU seconds of the check.
-    """
+    """One check that passed."""
 
     check: str
-    key: str
-    date: str
-    commit: str
+    key: str  # "" for a whole pass
+    date: str  # in UTC
+    commit: str  # first digits of the tested one
     cpu_s: float
 
     def days(self, today: datetime.date) -> int:
@@ -53,19 +45,12 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The records that count for the commit at hand.
-
-    Args:
-        passed: Records by check. Their keys are today's.
-        reason: Why no record counts, or only those of the last day; "" if all count.
-        whole: The last whole pass, None without one.
-        costs: CPU seconds by check, of its last pass with any key.
-    """
+    """The records that count for the commit at hand, by check. Their keys are today's."""
 
     passed: Mapping[str, Record] = dataclasses.field(default_factory=dict)
-    reason: str = ""
-    whole: Record | None = None
-    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    reason: str = ""  # why no record counts, or only those of the last day
+    whole: Record | None = None  # the last whole pass
+    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)  # with any key
 
 
 def today() -> datetime.date:
@@ -93,13 +78,7 @@ def read(file: Path) -> list[Record]:
 
 
 def standing(root: Path, keys: Mapping[str, str], *, everything: bool = False) -> Standing:
-    """The records that count in a checkout.
-
-    Args:
-        root: The checkout.
-        keys: The key of each check.
-        everything: Let no record count.
-    """
+    """The records that count in a checkout with these keys; none for `everything`."""
     file = root / reach.RECORD
     try:
         records = read(file)
@@ -132,13 +111,7 @@ def unusable(root: Path) -> str:
 
 
 def add(root: Path, passed: Mapping[str, float], keys: Mapping[str, str]) -> None:
-    """Appends checks that passed, in one write.
-
-    Args:
-        root: The checkout.
-        passed: CPU seconds by check.
-        keys: The key of each check.
-    """
+    """Appends checks that passed, with their CPU seconds and keys, in one write."""
     (commit,) = _git(root, "rev-parse", f"--short={COMMIT_DIGITS}", "HEAD")
     date = today().isoformat()
     lines = [

@@ -30,12 +30,7 @@ TIERS = ("fast", "thorough", "sample")
 
 
 def taken(tests: Mapping[str, bool], tier: str) -> set[str]:
-    """The tests of a tier.
-
-    Args:
-        tests: All tests by node id, with whether each is marked `thorough`.
-        tier: One of `TIERS`.
-    """
+    """The tests of a tier, from all tests by node id, with whether each is marked `thorough`."""
     if tier == "sample":
         return _one_case(list(tests))
     fast = _one_case([name for name, thorough in tests.items() if not thorough])

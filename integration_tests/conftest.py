@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of the repository's frame, to break, install and release in tests."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,34 @@ def frame(tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
     return root
+
+
+class Checkout:
+    """The root of a repository with one suite, packages/one/tests, that a process runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.suite = root, root / "packages/one/tests"
+        self.suite.mkdir(parents=True)
+        for name in ("conftest.py", "pyproject.toml"):
+            shutil.copy(workspace.ROOT / name, root)
+        shutil.copytree(workspace.ROOT / "scripts", root / "scripts")
+
+    def write(self, text: str, name: str = "test_it.py") -> None:
+        """Writes a file of tests."""
+        (self.suite / name).write_text(text)
+
+    def run(self, *options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        """Runs pytest on the suite, or on the paths in `options`."""
+        paths = [] if any(o.startswith("packages/") for o in options) else ["packages/one/tests"]
+        line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *paths]
+        own = {**os.environ, **variables}
+        return subprocess.run(line, cwd=self.root, env=own, capture_output=True, text=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    """A checkout without a test."""
+    return Checkout(tmp_path / "checkout")
 
 
 @pytest.fixture

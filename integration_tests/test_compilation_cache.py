@@ -3,15 +3,11 @@
 """The compilation cache of the suites: found again, bounded, repaired, never why a run fails."""
 
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import compilation_cache
-import workspace
 
 SUITE = """
 import jax, jax.numpy as jnp
@@ -29,43 +25,40 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def run_suite(root: Path) -> str:
-    """The output of a suite of one test below the root conftest, which must pass."""
-    test = root / "packages/data/tests/test_it.py"
-    if not root.exists():
-        test.parent.mkdir(parents=True)
-        test.write_text(SUITE)
-        for name in ("conftest.py", "pyproject.toml"):
-            shutil.copy(workspace.ROOT / name, root)
-        shutil.copytree(workspace.ROOT / "scripts", root / "scripts")
-    line = [sys.executable, "-m", "pytest", "-q", "packages/data/tests"]
-    done = subprocess.run(line, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+@pytest.fixture
+def run_suite(home, checkout):
+    """Runs the suite, which must pass, and returns its output."""
+
+    def run() -> str:
+        checkout.write(SUITE)
+        done = checkout.run("-q")
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.thorough
-def test_a_suite_keeps_its_programs_and_damaged_ones_are_replaced(tmp_path, home):
+def test_a_suite_keeps_its_programs_and_damaged_ones_are_replaced(home, run_suite):
     def entries() -> dict[str, int]:
         return {p.name: p.stat().st_ino for p in (home / "dovetail/compiled").glob("*-cache")}
 
-    root = tmp_path / "checkout"
-    run_suite(root)
+    run_suite()
     whole = entries()
     assert whole
-    run_suite(root)
+    run_suite()
     assert entries() == whole  # a second process compiles nothing
     for name in whole:
         (home / "dovetail/compiled" / name).write_bytes(b"\x28\xb5\x2f\xfd\x20 cut")
-    assert "Error reading persistent compilation cache entry" in run_suite(root)
-    assert "Error reading" not in run_suite(root)  # it writes what the repair took away
+    assert "Error reading persistent compilation cache entry" in run_suite()
+    assert "Error reading" not in run_suite()  # it writes what the repair took away
     assert entries().keys() == whole.keys()
 
 
-def test_a_cache_of_the_users_own_is_respected_and_a_suite_without_a_folder_passes(tmp_path, home):
+def test_a_cache_of_the_users_own_is_respected_and_a_suite_without_a_folder_passes(home, run_suite):
     assert compilation_cache.choose({"JAX_COMPILATION_CACHE_DIR": "mine"}) == ({}, "")
     home.write_text("a file, where the folder should be")
-    output = run_suite(tmp_path / "checkout")
+    output = run_suite()
     assert "compilation cache: off, so everything is compiled anew: " in output
 
 

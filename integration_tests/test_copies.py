@@ -15,12 +15,3 @@ def test_the_copies_are_equal():
         assert len(others) > 1, f"{original} is needed by one package at most"
         for copy in others:
             assert copy.read_bytes() == original.read_bytes(), "run python scripts/copies.py"
-
-
-def test_a_copy_that_differs_is_written(tmp_path):
-    files = [tmp_path / copies.SHARED, *(tmp_path / f"packages/{p}/src/dovetail_{p}" for p in "ab")]
-    for folder, text in zip(files, ("new", "old", "new"), strict=True):
-        folder.mkdir(parents=True)
-        (folder / "_durable.py").write_text(text)
-    copies.main(tmp_path)
-    assert [(folder / "_durable.py").read_text() for folder in files] == ["new"] * 3

@@ -21,45 +21,33 @@ pytestmark = [pytest.mark.capability("of a file")]
 def test_killed(): pass
 
 @pytest.mark.capability("adding", on="tpu")
-def test_lowers(): pass
-
-@pytest.mark.capability("adding")
 def test_adds(): pass
 
-@pytest.mark.slow(reason="long")
 class TestDivision:
     @pytest.mark.capability("dividing")
     def test_divides(): pass
-
-TestFaults = pytest.mark.capability("faults")(TestFaults)
 """
 
 
 def test_a_row_has_a_fast_test_and_the_gpu_of_a_whole_step(tmp_path):
-    tests, results = tmp_path / "packages/one/tests", tmp_path / "docs/results"
-    tests.mkdir(parents=True)
-    results.mkdir(parents=True)
-    (tests / "test_it.py").write_text(SUITE)
-    session = {"platform": "gpu", "device": "H100", "tiny": False}
+    rows = {}
+    for name, proof in features.declared(SUITE):
+        rows.setdefault(("one", name), []).append(proof)
     done = {"outcome": "done", "failed": 0}
-    session["steps"] = {"one.add": done, "one.divide": done | {"failed": 2}}
-    (results / "accelerator-a.json").write_text(json.dumps(session))
-    tiny = session | {"tiny": True, "device": "L4"}
-    (results / "accelerator-b.json").write_text(json.dumps(tiny))
+    session = {"platform": "gpu", "device": "H100", "tiny": False}
+    session["steps"] = {"one.adding": done, "one.dividing": done | {"failed": 2}}
+    results = tmp_path / "docs/results"
+    results.mkdir(parents=True)
+    for name, other in (("a", {}), ("b", {"tiny": True, "device": "L4"})):
+        (results / f"accelerator-{name}.json").write_text(json.dumps(session | other))
     steps = {
-        f"one.{name}": accelerator_step.Step(
-            name=name, run="a:b", order=1, limit_s=1.0, proves=(proved,)
-        )
-        for name, proved in (("add", "adding"), ("divide", "dividing"))
+        f"one.{n}": accelerator_step.Step(name=n, run="a:b", order=1, limit_s=1.0, proves=(n,))
+        for n in ("adding", "dividing")
     }
-    text = features.tables(features.proofs(tmp_path), features.devices(tmp_path, steps))
-    file = "packages/one/tests/test_it.py"
-    assert text.splitlines()[4:] == [
-        "|---|---|",
-        f"| of a file | `{file}::test_lowers` |",
-        f"| adding | `{file}::test_adds`, lowered for CUDA, lowered for TPU, run on H100 |",
-        f"| dividing | `{file}::TestDivision` |",
-        f"| faults | `{file}::TestFaults` |",
+    assert features.tables(rows, features.devices(tmp_path, steps)).splitlines()[5:] == [
+        "| of a file | `test_adds` |",
+        "| adding | `test_adds`, lowered for CUDA, lowered for TPU, run on H100 |",
+        "| dividing | `TestDivision` |",
     ]
 
 

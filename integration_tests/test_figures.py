@@ -48,24 +48,3 @@ def typed_by_hand(content: str) -> list[str]:
 def test_no_measured_figure_of_a_readme_is_typed_by_hand(file):
     assert typed_by_hand(file.read_text(encoding="utf-8")) == []
     assert typed_by_hand("Loads\nup to 52 s.\n\n    sleep 5 s\n") == ["up to 52 s."]
-
-
-@pytest.mark.parametrize(
-    "definition, shown",
-    [
-        ({"case": "^a, 1$", "format": ".3f"}, "0.103"),
-        ({"case": "a, 1", "take": "bytes", "over": "peer_bytes"}, "1.5"),
-        ({"peer": "x", "take": "faults", "over": 0.5, "of": "sum", "format": ",.0f"}, "2,260"),
-        ({"case": "a, 2", "take": "peer"}, "x"),
-    ],
-)
-def test_a_definition_selects_a_line_and_prints_its_field(definition, shown):
-    lines = [
-        {"case": "a, 1", "peer": "x", "ratio": 0.1034, "faults": 30, "bytes": 6, "peer_bytes": 4},
-        {"case": "a, 2", "peer": "x", "ratio": 0.05, "faults": 1100, "bytes": 1, "peer_bytes": 4},
-        {"case": "b", "peer": "y", "ratio": 94.3, "faults": 0, "bytes": 0, "peer_bytes": 4},
-    ]
-    assert figures.text("name", definition, lines) == shown
-    for case, number in (("a", 2), ("c", 0)):
-        with pytest.raises(ValueError, match=f"must select one line; got {number} for"):
-            figures.text("name", {"case": case}, lines)

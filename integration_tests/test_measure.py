@@ -4,9 +4,7 @@
 
 import itertools
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,20 +53,3 @@ def test_the_line_holds_every_field_and_the_numbers_that_one_computes_by_hand(
     assert (line["repeats"], line["compile_s"], line["rate"]) == (5, None, 12350.0)
     assert line["peer_version"] == f"{pytest.__version__}, {np.__version__}"
     assert line["command"] == f"PYTHONPATH=scripts python {SCRIPT}"
-
-
-def test_results_on_record_do_not_make_a_commit_dirty_but_all_else_does(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-):
-    git = ["git", "-C", str(repository)]
-    recorded = repository / "packages" / "data" / "benchmarks" / "results" / "pipeline.jsonl"
-    recorded.parent.mkdir(parents=True)
-    recorded.touch()
-    subprocess.run([*git, "add", "--all"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--message", "Results"], check=True)
-    head = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
-    monkeypatch.setattr(measure, "ROOT", repository)
-    recorded.write_text("{}\n")
-    assert measure.commit() == head
-    (repository / "pyproject.toml").write_text("")
-    assert measure.commit() == f"{head}-dirty"

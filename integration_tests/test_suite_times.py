@@ -2,12 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a suite costs, and its budget of CPU seconds."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -40,31 +35,27 @@ def test_of_texts():
 """
 
 
+OWN = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run(checkout, *options):
+    return checkout.run("-q", *options, **OWN)
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """The frame of a repository with one suite, whose budget is 1,000 CPU seconds."""
-    root = tmp_path / "checkout"
-    (root / "packages/one/tests").mkdir(parents=True)
-    (root / "packages/one/tests/test_it.py").write_text(SUITE)
-    shutil.copy(workspace.ROOT / "conftest.py", root)
-    shutil.copytree(workspace.ROOT / "scripts", root / "scripts")
-    settings = (workspace.ROOT / "pyproject.toml").read_text()
-    before, _, after = settings.partition("[tool.dovetail.budgets]\n")
-    rest = after[after.index("\n[") :]
+def budgeted(checkout):
+    """A suite whose budget is 1,000 CPU seconds."""
+    settings = checkout.root / "pyproject.toml"
+    before, _, after = settings.read_text().partition("[tool.dovetail.budgets]\n")
     limits = "{ fast = 1000, warm = 1000, cold = 1000 }"
     budget = f'[tool.dovetail.budgets]\n"packages/one/tests" = {limits}\n'
-    (root / "pyproject.toml").write_text(before + budget + rest)
-    return root
+    settings.write_text(before + budget + after[after.index("\n[") :])
+    checkout.write(SUITE)
+    return checkout
 
 
-def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "pytest", "-q", "packages/one/tests", *options]
-    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(line, cwd=root, env=own, capture_output=True, text=True, check=False)
-
-
-def test_a_run_counts_the_programs_of_each_test(checkout):
-    done = run(checkout, "--durations=1")
+def test_a_run_counts_the_programs_of_each_test(budgeted):
+    done = run(budgeted, "--durations=1")
     assert done.returncode == 0, done.stdout + done.stderr
     # The range and the sum.
     assert re.search(r"CPU s +2 compiled  \S+test_it.py::test_of_two_programs$", done.stdout, re.M)
@@ -72,14 +63,14 @@ def test_a_run_counts_the_programs_of_each_test(checkout):
 
 
 @pytest.fixture
-def plain(checkout: Path) -> Path:
+def plain(budgeted):
     """The same with a suite that does not need JAX."""
-    (checkout / "packages/one/tests/test_it.py").write_text(PLAIN)
-    return checkout
+    budgeted.write(PLAIN)
+    return budgeted
 
 
 def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(plain):
-    settings = plain / "pyproject.toml"
+    settings = plain.root / "pyproject.toml"
     settings.write_text(settings.read_text().replace("1000", "0.001"))
     done = run(plain)
     assert done.returncode == 1
@@ -94,13 +85,13 @@ def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(
 
 @pytest.mark.thorough
 def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
-    file = plain / "packages/one/tests/test_it.py"
     loop = "    end = time.process_time() + 2\n    while time.process_time() < end: pass\n"
     shared = (
         f"@pytest.fixture(scope='module')\ndef shared():\n{loop}\ndef test_it(shared): pass\n\n"
     )
-    file.write_text(f"import pytest, time\n\n{shared}def test_spin():\n{loop}")
-    module = plain / "scripts/suite_times.py"
+    text = f"import pytest, time\n\n{shared}def test_spin():\n{loop}"
+    plain.write(text)
+    module = plain.root / "scripts/suite_times.py"
     module.write_text(module.read_text().replace("FAST_TEST_S = 1.5", "FAST_TEST_S = 0.1"))
     assert run(plain).returncode == 0  # only the fast tier is for everybody
     done = run(plain, "--tier", "fast")
@@ -109,7 +100,7 @@ def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
     assert "say why in pytest.mark.costly('...')" in done.stdout
     assert "test_it.py::test_it took " not in done.stdout  # that is its fixture
     mark = "@pytest.mark.costly('it spins')\ndef test_spin"
-    file.write_text(file.read_text().replace("def test_spin", mark))
+    plain.write(text.replace("def test_spin", mark))
     assert run(plain, "--tier", "fast").returncode == 0
 
 

@@ -3,13 +3,8 @@
 """scripts/tiers.py: the tests of each tier, and the outcomes by file."""
 
 import json
-import shutil
-import subprocess
-import sys
 
 import pytest
-
-import workspace
 
 pytestmark = pytest.mark.once
 
@@ -37,23 +32,6 @@ def test_second():
 """
 
 
-@pytest.fixture
-def root(tmp_path):
-    tests = tmp_path / "packages/one/tests"
-    tests.mkdir(parents=True)
-    (tests / "test_first.py").write_text(FIRST)
-    (tests / "test_second.py").write_text(SECOND)
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(workspace.ROOT / name, tmp_path)
-    shutil.copytree(workspace.ROOT / "scripts", tmp_path / "scripts")
-    return tmp_path
-
-
-def run(root, *options):
-    line = [sys.executable, "-m", "pytest", "-rP", "-p", "no:cacheprovider", *options]
-    return subprocess.run(line, cwd=root, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     "tier, expected",
     [
@@ -63,19 +41,22 @@ def run(root, *options):
         ("", {"many": 6, "long": 3, "high": 1, "second": 1}),
     ],
 )
-def test_a_run_of_a_tier(root, tier, expected):
-    done = run(root, *(["--tier", tier] if tier else []), "packages/one/tests")
+def test_a_run_of_a_tier(checkout, tier, expected):
+    checkout.write(FIRST)
+    checkout.write(SECOND, "test_second.py")
+    done = checkout.run("-rP", *(["--tier", tier] if tier else []))
     assert done.returncode == 0, done.stdout + done.stderr
     words = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ran ")]
     assert {word: words.count(word) for word in words} == expected
 
 
-def test_the_outcome_of_each_file_is_written(root):
-    files = [f"packages/one/tests/test_{name}.py" for name in ("first", "second", "third")]
-    (root / files[1]).write_text("def test_bad(): assert 1 == 2\n")
-    (root / files[2]).write_text("")
-    done = run(root, "--tier", "sample", "--outcomes", "out/file.json", *files)
+def test_the_outcome_of_each_file_is_written(checkout):
+    texts = {"first": FIRST, "second": "def test_bad(): assert 1 == 2\n", "third": ""}
+    for name, text in texts.items():
+        checkout.write(text, f"test_{name}.py")
+    files = [f"packages/one/tests/test_{name}.py" for name in texts]
+    done = checkout.run("--tier", "sample", "--outcomes", "out/file.json", *files)
     assert done.returncode == 1, done.stdout + done.stderr
-    found = json.loads((root / "out/file.json").read_text())
+    found = json.loads((checkout.root / "out/file.json").read_text())
     passed = {name: outcome["passed"] for name, outcome in found.items()}
     assert passed == {"test_first.py": True, "test_second.py": False, "test_third.py": True}

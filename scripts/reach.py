@@ -28,7 +28,8 @@ _MAIN = re.compile(r"-m\W+dovetail_stack\b(?!\.)")
 _COMMAND = re.compile(r"""["'/]dovetail["' ]|^[ !]*(?:\$ )?dovetail """, re.MULTILINE)
 _IMPORT = re.compile(r"^\s*(?:import|from) ([a-z_]+)", re.MULTILINE)
 _READS_ALL = re.compile(
-    r"\bROOT = |\bworkspace\b|\.parents\[|\.parent\.parent\b|def \w+\([^)]*\b(?:frame|repository)\b"
+    r"\bROOT = |\bworkspace\b|\.parents\[|\.parent\.parent\b"
+    r"|def \w+\([^)]*\b(?:frame|repository|checkout)\b"
 )
 
 

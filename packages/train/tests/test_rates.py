@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trainer
-from dovetail_train.rates import make_rates
+from dovetail_train.rates import learning_rates
 
 WARMUP, STEPS, PEAK = 3, 12, 1e-2
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, PEAK, WARMUP, STEPS, end_value=PEAK / 20)
@@ -135,10 +135,9 @@ def _measured(name):
     extra = {"value": 1.0} if name == "plateaus" else {}
     if name == "a search":
         extra = {"value": _sum(PARAMS), "grad": grads, "value_fn": _sum}
-    rates = make_rates(tx)
     for _ in range(5):
         _, after = tx.update(grads, state, PARAMS, **extra)
-        measured.append(rates(state, lambda after=after: after))
+        measured.append(learning_rates(tx, state, lambda after=after: after))
         state = after
     return measured, [{k: rate(i) for k, rate in wanted.items()} for i in range(5)]
 
@@ -245,7 +244,7 @@ def test_the_rate_adds_no_work_and_no_buffer_to_the_step(monkeypatch):
         return Trainer(tx, _loss, accumulate=2).program(model, batch).compile()
 
     measured = compiled()
-    monkeypatch.setattr("dovetail_train.update.make_rates", lambda tx: lambda opt, update: {})
+    monkeypatch.setattr("dovetail_train.update.learning_rates", lambda *args: {})
     bare = compiled()
     flops = [x.cost_analysis()["flops"] for x in (measured, bare)]
     assert flops[0] - flops[1] < 100 < flops[1]

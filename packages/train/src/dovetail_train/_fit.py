@@ -152,7 +152,7 @@ class Run:
 
     def run(self) -> Result:
         step, interrupted = self._start, False
-        self._stragglers = Stragglers(self._clock)
+        self._stragglers = Stragglers(self._clock) if jax.process_count() > 1 else None
         self._clock.enter("step")
         try:
             if pending := self._progress.pending_hooks:
@@ -279,13 +279,20 @@ class Run:
                     self._progress.pending_hooks -= 1
                     self._measured |= finite(scalars)
                     self._write(step, scalars)
-                    with self._stragglers.waiting():
-                        ends = self._stops.agree(isinstance(scalars, StopRun), hook)
+                    ends = self._ends(scalars, hook)
                     stopped = self._is_stopped(step) or ends
             self._account(step)
             self._clock.enter("step")
             self._throughput.resume()
         return stopped and (step < self._steps or self._progress.pending_hooks > 0)
+
+    def _ends(self, scalars: Mapping[str, float], hook: Hook) -> bool:
+        """Tests whether a hook has ended the run, on any process."""
+        ends = isinstance(scalars, StopRun)
+        if self._stragglers is None:
+            return ends
+        with self._stragglers.waiting():
+            return self._stops.agree(ends, hook)
 
     def _is_stopped(self, step: int) -> bool:
         return self._stop is not None and self._stop(step)
@@ -293,7 +300,8 @@ class Run:
     def _account(self, step: int, *, last: bool = False) -> None:
         """Sends the account of time to the sinks, and the slowest process."""
         seconds = {f"seconds/{k}": v for k, v in self._clock.seconds().items()}
-        if last or self._stops.are_alike:  # else not all processes are here
+        together = last or self._stops.are_alike  # else not all processes are here
+        if self._stragglers is not None and together:
             seconds |= self._stragglers.compare(step, last=last)
         self._write(step, seconds)
 

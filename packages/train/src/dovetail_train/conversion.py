@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_train._keys import put
+from dovetail_train.processes import put
 from dovetail_train.state import Definition, State, init_averages, train_item
 
 _ARRAY = re.compile(r"(.+)\[([\d, ]*)\]")

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from dovetail_train._keys import key_data
+from dovetail_train._keys import is_key, key_data, typed
 from dovetail_train._peers import LostProcessError, Watch, explained
 from dovetail_train.mesh import process_shard
 from dovetail_train.sinks import Sink
@@ -238,6 +238,25 @@ class Compared:
                 equal,
                 shares,
             )
+
+
+def put(x: Any, sharding: Sharding, *, may_alias: bool | None = None) -> jax.Array:
+    """Returns `jax.device_put(x, sharding)`, for typed keys and a mesh of several processes too.
+
+    `jax.device_put` refuses typed keys on a mesh with devices of other processes, and arrays that
+    are committed to a device of this one. So the data of keys are placed, and the values of arrays.
+
+    Args:
+        x: An array; each process passes the same values, or an array on devices of all.
+        sharding: Where it is to lie.
+        may_alias: False for a copy, as of `jax.device_put`.
+    """
+    if not sharding.is_fully_addressable:
+        if isinstance(x, jax.Array) and is_key(x):
+            return typed(put(key_data(x), sharding, may_alias=may_alias), x)
+        if isinstance(x, jax.Array) and x.is_fully_addressable:
+            x = jax.device_get(x)
+    return jax.device_put(x, sharding, may_alias=may_alias)
 
 
 def _digest(batch: Mapping[str, Any]) -> str:

@@ -46,29 +46,27 @@ class Rated(Protocol):
         ...
 
 
-def make_rates(tx: optax.GradientTransformation) -> Callable[..., dict[str, Any]]:
-    """Returns (opt, update) -> f32[] by name: "learning_rate", or "learning_rate/GROUP".
-
-    `opt` is the optimizer's state before a step, and `update()` the one after it. It is called if
-    `optax.inject_hyperparams` holds a rate, and XLA drops all of it but the rate.
+def learning_rates(
+    tx: optax.GradientTransformation, opt: Any, update: Callable[[], Any]
+) -> dict[str, Any]:
+    """Returns f32[] by name: "learning_rate", or "learning_rate/GROUP".
 
     Args:
         tx: Optimizer.
+        opt: Its state before a step.
+        update: Returns its state after the step. It is called if `optax.inject_hyperparams` holds a
+            rate, and XLA drops all of it but the rate.
     """
     optimizer = _Optimizer(tx.update)
-
-    def rates(opt: Any, update: Callable[[], Any]) -> dict[str, Any]:
-        injected = any(_is_injected(node) for _, node in _nodes(opt))
-        places = optimizer.places(opt, update() if injected else None)
-        related = {g: [x for h, x in places if _are_related(g, h)] for g, _ in places}
-        unknown = {g for g in related for h in optimizer.unknown if _are_related(g, h)}
-        return {
-            optimizer.title(group): jnp.asarray(values[0], jnp.float32)
-            for group, values in related.items()
-            if len(values) == 1 and values[0] is not None and group not in unknown
-        }
-
-    return rates
+    injected = any(_is_injected(node) for _, node in _nodes(opt))
+    places = optimizer.places(opt, update() if injected else None)
+    related = {g: [x for h, x in places if _are_related(g, h)] for g, _ in places}
+    unknown = {g for g in related for h in optimizer.unknown if _are_related(g, h)}
+    return {
+        optimizer.title(group): jnp.asarray(values[0], jnp.float32)
+        for group, values in related.items()
+        if len(values) == 1 and values[0] is not None and group not in unknown
+    }
 
 
 class _Optimizer:

@@ -112,7 +112,7 @@ class Description:
             step: Number of updates before it.
             rows: Rows of all processes.
         """
-        if self._rows is None and (saved := readable(self.saved)):
+        if self._rows is None and self.saved and (saved := readable(self.saved)):
             _log_changes(step, compare_rows(saved, rows))
         fewest, most = self._rows or (rows, rows)
         self._rows = min(fewest, rows), max(most, rows)

@@ -15,12 +15,12 @@ import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_train._keys import put
 from dovetail_train._patterns import Patterns, name_of, select
 from dovetail_train.axes import check_uses, retyped
 from dovetail_train.guard import StepGuard, no_skips
 from dovetail_train.mesh import ambient, sharding_by_shape
 from dovetail_train.optimizer import check_optimizer, transformation
+from dovetail_train.processes import put
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
 _MIN_SIZE = 65536

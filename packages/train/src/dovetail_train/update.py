@@ -18,7 +18,7 @@ from dovetail_train._patterns import name_of
 from dovetail_train.guard import StepGuard, judge
 from dovetail_train.metrics import Metrics
 from dovetail_train.optimizer import make_update
-from dovetail_train.rates import make_rates
+from dovetail_train.rates import learning_rates
 from dovetail_train.state import Definition, State
 from dovetail_train.step import ONE, Batch, Term, mean_loss, state_like
 
@@ -126,7 +126,7 @@ def make_step(
         max_skips: Rejected steps in a row before the run ends.
         ema: Decay of the moving average, or None.
     """
-    update, rates = make_update(tx), make_rates(tx)
+    update = make_update(tx)
 
     def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -158,7 +158,7 @@ def make_step(
 
         scalars, history, skips = dict(metrics.scalars), state.guard, state.skips
         scalars["param_norm"] = _norm(state.params)
-        scalars |= rates(state.opt, lambda: updated()[1])
+        scalars |= learning_rates(tx, state.opt, lambda: updated()[1])
         if guard is None and not max_skips:
             after = take()
         else:

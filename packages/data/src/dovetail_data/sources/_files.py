@@ -163,7 +163,9 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
     for path in given:
         if Path(path).is_dir():
             _shards.check_directory(_expand(Path(path), patterns), where=str(path))
-    _shards.tell_missing(Path(os.path.abspath(path)) for path in given if Path(path).is_file())
+    shards = [Path(os.path.abspath(path)) for path in given if "-of-" in Path(path).name]
+    if shards:
+        _shards.tell_missing(path for path in shards if path.is_file())
     files += [url for url, *_ in remote]
     if not files:
         raise ValueError(

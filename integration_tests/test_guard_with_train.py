@@ -53,7 +53,7 @@ def test_a_refused_step_leaves_every_bit_of_parameters_and_optimizer(unbroken):
 @pytest.mark.parametrize("cut", [10, 23, 34])
 def test_a_resumed_run_continues_the_history(tmp_path, unbroken, cut):
     store = OrbaxStore(tmp_path / "checkpoints")
-    first, _ = guarded.run(steps=cut, store=store)
+    first, _ = guarded.run(store=store, stop=lambda step: step == cut)
     second, result = guarded.run(store=OrbaxStore(tmp_path / "checkpoints"))
     lines, whole, _ = unbroken
     assert first.skipped + second.skipped == guarded.BAD

@@ -92,11 +92,11 @@ def trainer(**options):
     return Trainer(optax.adam(1e-2), squared_error, guard=Guard(window=16), **options)
 
 
-def run(*, steps=STEPS, store=None, hooks=(), **options):
+def run(*, store=None, hooks=(), stop=None, **options):
     """(losses and skipped steps, result)."""
     lines = Lines()
     result = trainer(**options).fit(
-        perceptron(), Batches(), steps=steps, store=store, sinks=[lines], hooks=hooks
+        perceptron(), Batches(), steps=STEPS, store=store, sinks=[lines], hooks=hooks, stop=stop
     )
     return lines, result
 

@@ -46,7 +46,7 @@ class DamagedError(RuntimeError):
     [
         (DamagedError("a shard is damaged"), 3),
         (ImportError("install it"), 1),
-        (BadStep("not finite", step=1, scalars={}, batch={}, grad_norms={}), 1),
+        (BadStep("not finite", "lower it", step=1, scalars={}, batch={}, grad_norms={}), 1),
     ],
 )
 def test_an_error_with_an_exit_code_is_an_answer(error, wanted, tmp_path, monkeypatch):

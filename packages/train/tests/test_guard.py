@@ -162,7 +162,7 @@ def test_a_spike_is_skipped_and_the_guard_is_named(caplog):
 
 
 def test_too_many_in_a_row_end_the_run_with_the_batch():
-    batches = _batches(9, bad=[2, 4, 5, 6])
+    batches = _batches(17, bad=[2, 4, 5, 6])
     message = r"at most max_skips=2.*got 3.*at step 6, not finite.*look at the.*larger max_skips="
     with pytest.raises(BadStep, match=message) as e:
         _fit(batches, max_skips=2)
@@ -170,7 +170,7 @@ def test_too_many_in_a_row_end_the_run_with_the_batch():
     np.testing.assert_array_equal(e.value.batch["x"], batches[6]["x"])
     assert math.isnan(e.value.grad_norms["kernel"])
     assert math.isnan(e.value.scalars["loss"])
-    assert _fit(batches, max_skips=3).step == 9
+    assert _fit(batches, max_skips=3).step == 17
 
 
 def test_with_a_guard_and_no_skips_the_first_spike_ends_the_run():
@@ -295,6 +295,25 @@ def test_a_last_step_that_is_not_finite_is_no_success_though_all_is_saved():
     assert (result.step, math.isfinite(result.scalars["loss"])) == (6, True)
 
 
+def test_a_share_of_a_short_run_is_no_success_though_all_is_saved():
+    held = _Held(bad=[2, 4, 6])
+    message = (
+        r"at most a quarter of the last 11 steps of a run may be skipped, got 3 .*; look at the "
+        r"batches of steps 2, 4, 6, lower .* or a larger steps= to train on"
+    )
+    for _ in range(2):  # the second launch has nothing left to train
+        with pytest.raises(BadStep, match=message) as e:
+            _go_on(held, 11)
+        assert (e.value.skipped, held.newest[0]) == ((2, 4, 6), 11)
+    assert _go_on(held, 12).step == 12  # a quarter
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("bad, options", [([1, 2], {}), (range(1, 5), {"max_skips": 20})])
+def test_a_short_run_may_skip_two_steps_or_as_many_as_are_allowed(bad, options):
+    assert _fit(_batches(6, bad=bad), **options).step == 6
+
+
 @pytest.mark.thorough
 def test_a_stop_at_a_step_that_is_not_finite_is_no_end():
     assert _go_on(_Held(bad=[3]), 9, stop=lambda step: step == 4).interrupted
@@ -303,7 +322,7 @@ def test_a_stop_at_a_step_that_is_not_finite_is_no_end():
 @pytest.mark.thorough
 def test_the_share_is_counted_over_launches():
     held = _Held(bad=TEN_OF_THIRTY)
-    for steps in (10, 19, 28):
-        _go_on(held, steps)
+    for at in (10, 19, 28):
+        assert _go_on(held, 31, stop=lambda step, at=at: step == at).interrupted
     with pytest.raises(BadStep, match="at most a quarter of the last 30 steps may be skipped, got"):
         _go_on(held, 31)

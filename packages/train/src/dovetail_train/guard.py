@@ -22,11 +22,12 @@ from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 
 _log = logging.getLogger(__name__)
 _FEWEST = 10  # skipped steps, for a share of them to be judged
+_FEWEST_AT_END = 3  # the same of a whole run, which may be shorter
 _AT_END = (
     "the last step of a run must have a finite loss and gradient, got {} (its update was skipped; "
     "the state before it is kept, and saved if there is a store)"
 )
-_AFTER_END = "look at that step's batch, or pass a larger steps= to train on after it"
+_AFTER = "look at that step's batch, or pass a larger steps= to train on after it"
 
 
 @runtime_checkable
@@ -264,7 +265,7 @@ class Verdicts:
         if too_many := self._too_many(step, f"the last with {about} ({kept})"):
             raise BadStep(*too_many, **facts)
         self._given = None
-        self._last = None if finite else BadStep(_AT_END.format(values), _AFTER_END, **facts)
+        self._last = None if finite else BadStep(_AT_END.format(values), _AFTER, **facts)
         _log.warning("skipped an update: %s", about)
 
     def _too_many(self, step: int, last: str) -> tuple[str, str] | None:
@@ -286,18 +287,33 @@ class Verdicts:
         return None
 
     def end(self, step: int) -> None:
-        """Raises BadStep if the loss or the gradient of the last of all steps is not finite.
+        """Raises BadStep unless a run has ended well.
+
+        Its last step must be finite, and at most a quarter of its last steps skipped, or two.
 
         Args:
             step: Number of updates of the run.
         """
-        if not self._record.ends:
+        skipped, seen = self._record.steps, min(step, 4 * self._fewest)
+        least = _FEWEST_AT_END if self._max_skips <= _FEWEST else self._max_skips
+        if not self._record.ends and not least <= len(skipped) > seen / 4:
             return
         if self._last is not None:
             raise self._last
         message = _AT_END.format(f"another result at step {step - 1} in an earlier launch")
+        advice = _AFTER
+        if not self._record.ends:
+            message = (
+                f"at most a quarter of the last {seen} steps of a run may be skipped, got "
+                f"{len(skipped)} (the state after the others is kept, and saved if there is a "
+                f"store)"
+            )
+            advice = (
+                f"look at the batches of steps {', '.join(map(str, skipped))}, lower the learning "
+                f"rate, pass another guard=, or a larger steps= to train on"
+            )
         facts: dict[str, Any] = {"scalars": {}, "batch": {}, "grad_norms": {}}
-        raise BadStep(message, _AFTER_END, step=step - 1, skipped=self._record.steps, **facts)
+        raise BadStep(message, advice, step=step - 1, skipped=skipped, **facts)
 
     def _first_non_finite(
         self, step: int, batch: Mapping[str, Any], norms: Mapping[str, float]

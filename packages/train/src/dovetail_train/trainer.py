@@ -92,9 +92,9 @@ class Trainer:
             May change trained parameters and Variables that are no parameters, in place, such as
             `functools.partial(dovetail_models.update_selection_bias, rate=1e-3)`.
         max_skips: Rejected steps in a row before `fit` ends. With n = max(10, max_skips), it also
-            ends at n or more rejected steps that are over a quarter of the last 4n. With 0 and no
-            guard nothing is rejected, `fit` ends at the first non-finite step, and a step needs one
-            gradient tree less memory.
+            ends at n or more rejected steps that are over a quarter of the last 4n; at the end of a
+            run 3 are enough for n = 10. With 0 and no guard nothing is rejected, `fit` ends at the
+            first non-finite step, and a step needs one gradient tree less memory.
         seed: Seed of the key passed to the loss.
         flops: Model FLOPs per step. Default: counted from the loss.
         peak_flops: FLOP/s of one device. Default: by device kind. Unknown devices report no MFU.
@@ -268,8 +268,9 @@ class Trainer:
                 a setting that a resume refuses.
             TypeError: An argument is of another kind, such as a path as a sink.
             BadStep: The first step is not finite, or too many were rejected (see `max_skips`).
-                Nothing after that is saved. Or the last step is not finite: all is saved. Ctrl-C
-                saves nothing: pass a `stop` set by a signal handler to save first.
+                Nothing after that is saved. Or so it is at the end of the run, or the last step is
+                not finite: all is saved. Ctrl-C saves nothing: pass a `stop` set by a signal
+                handler to save first.
             RuntimeError: Another process of the run was lost; see `initialize_distributed`.
         """
         with watch_processes():

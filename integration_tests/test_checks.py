@@ -27,7 +27,9 @@ import checks
 write = "import os, time; open(os.environ['PIDS'], 'a').write('{}\\\\n')"
 wait, late = write.format("begun") + "; time.sleep(600)", write.format("late")
 spin = lambda name, text: checks.Job(name=name, line=["timeit", "-n", "1", "-r", "1", text])
-checks.of_a_person = lambda whole: [spin("a", wait), spin("b", wait), spin("c", late)]
+deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + wait
+checks.GRACE_S = 1.0
+checks.of_a_person = lambda whole: [spin("a", wait), spin("b", deaf), spin("c", late)]
 sys.exit(checks.main())
 """
 

@@ -39,6 +39,7 @@ INTERRUPTED = 130  # as a shell reports it
 UNKNOWN_S = 100.0  # of a check that has never passed
 BATCHES = 2  # processes for the integration tests, as many as run at a time
 ALWAYS = ("types", "imports")
+GRACE_S = 10.0  # for a job to end when it is told to
 _running: set[subprocess.Popen[str]] = set()
 _locks: list[int] = []  # file descriptors that each job inherits
 
@@ -201,6 +202,11 @@ def run_all(
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(_running):
                 process.terminate()
+            until = time.monotonic() + GRACE_S
+            while _running and time.monotonic() < until:
+                time.sleep(0.1)
+            for process in list(_running):  # a test may have left a handler of SIGTERM
+                process.kill()
             raise
     return failed
 
@@ -211,9 +217,7 @@ def outcomes(result: Result) -> dict[str, float]:
     if not result.job.outcomes:
         share = result.cpu_s / max(1, len(result.job.checks))
         return dict.fromkeys(result.job.checks, share) if result.passed else {}
-    if not file.exists():  # it was killed
-        return {}
-    by_file = json.loads(file.read_text(encoding="utf-8"))
+    by_file = json.loads(file.read_text()) if file.exists() else {}  # it was killed
     found = {c: by_file.get(Path(_file(c)).name) for c in result.job.checks}
     return {c: outcome["cpu_s"] for c, outcome in found.items() if outcome and outcome["passed"]}
 
@@ -255,10 +259,9 @@ def landing(*, everything: bool) -> list[str]:
     failed = run_all(jobs, record)
     if blocked:
         print(f"nothing is recorded: {blocked}")
-    elif not failed and passed.close(root, keys):
-        print(f"{reach.RECORD}: every check has passed; commit it")
     elif not failed:
-        print(f"{reach.RECORD}: commit it")
+        whole = "every check has passed; " if passed.close(root, keys) else ""
+        print(f"{reach.RECORD}: {whole}commit it")
     return failed
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plain Orbax makes of a step, and what Orbax's names are to us."""
 
+import asyncio
 import gc
 import json
 import shutil
@@ -123,3 +124,13 @@ def test_arrays_that_vanish_while_others_are_read_print_no_tracebacks(
     gc.collect()  # asyncio speaks of a task when it is collected
     assert "Traceback" not in capfd.readouterr().err
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_a_read_that_ends_after_its_loop_prints_nothing():
+    """TensorStore prints what this call raises, from a thread of its own."""
+    loop, called = _compat._PatientLoop(), []
+    loop.call_soon_threadsafe(called.append, 1)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    loop.call_soon_threadsafe(called.append, 2)
+    assert called == [1]

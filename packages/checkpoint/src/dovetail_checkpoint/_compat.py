@@ -197,6 +197,14 @@ class _PatientLoop(uvloop.Loop):
             self.run_until_complete(asyncio.wait(rest) if rest else asyncio.sleep(0))
         super().close()
 
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed():
+                raise
+            _logger.debug("a read ended after the error of another, and nobody awaits it")
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         _logger.debug("after a failed read: %s", context.get("exception"))
 

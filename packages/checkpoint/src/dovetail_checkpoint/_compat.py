@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -173,15 +172,16 @@ def _alone() -> Iterator[None]:
     context.multiprocessing.active_processes = {jax.process_index()}
     context.multiprocessing.primary_host = jax.process_index()
     _use_patient_loops()
-    _reading.depth = getattr(_reading, "depth", 0) + 1
+    token = object()
+    _reads.add(token)
     try:
         with context:
             yield
     finally:
-        _reading.depth -= 1
+        _reads.discard(token)
 
 
-_reading = threading.local()
+_reads: set[object] = set()  # under way, on any thread: in a notebook Orbax reads on one of its own
 
 
 class _PatientLoop(uvloop.Loop):
@@ -215,7 +215,7 @@ def _use_patient_loops() -> None:
     usual = uvloop.new_event_loop
 
     def new_event_loop() -> uvloop.Loop:
-        return _PatientLoop() if getattr(_reading, "depth", 0) else usual()
+        return _PatientLoop() if _reads else usual()
 
     uvloop.new_event_loop = new_event_loop
 

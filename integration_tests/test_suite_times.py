@@ -105,13 +105,20 @@ def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
 
 
 @pytest.mark.parametrize(
-    "tier, programs, cached, cpu_s",
-    [("thorough", 10, 5, 80), ("thorough", 0, 0, 60), ("fast", 10, 10, 30), ("", 10, 10, 90)],
+    "tier, programs, cached, compile_s, cpu_s",
+    [
+        ("thorough", 10, 5, 3.0, 80),
+        ("thorough", 0, 0, 0.0, 60),
+        ("thorough", 100, 98, 25.0, 85),  # few, but dear
+        ("thorough", 100, 98, 90.0, 100),
+        ("fast", 10, 10, 0.0, 30),
+        ("", 10, 10, 0.0, 90),
+    ],
 )
-def test_the_budget_of_a_suite(tmp_path, tier, programs, cached, cpu_s):
+def test_the_budget_of_a_suite(tmp_path, tier, programs, cached, compile_s, cpu_s):
     text = '[tool.dovetail.budgets]\n"packages/one/tests" = { fast = 30, warm = 60, cold = 100 }\n'
     (tmp_path / "pyproject.toml").write_text(text)
-    cost = Cost(1.0, programs, cached)
+    cost = Cost(1.0, programs, cached, compile_s)
     assert suite_times.budget("packages/one/tests", tier, cost, root=tmp_path) == cpu_s
     assert suite_times.budget("packages/two/tests", tier, cost, root=tmp_path) is None
 

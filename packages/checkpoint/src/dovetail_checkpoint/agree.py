@@ -35,7 +35,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def is_leaving(handled: BaseException | None) -> bool:
-    """Whether an exception takes this process away from the others. No collective.
+    """Tests whether an exception takes this process away from the others. No collective.
 
     Waiting for them in a clean-up would turn its exception into a hang.
 

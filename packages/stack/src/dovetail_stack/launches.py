@@ -311,6 +311,6 @@ def _acquired(path: Path) -> IO[bytes] | None:
         if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
             return file
     except (BlockingIOError, PermissionError, FileNotFoundError):
-        pass
+        pass  # held, by either name of that error, or removed: the caller tries again
     file.close()
     return None

@@ -127,7 +127,7 @@ def through(suite: Suite, impl: str | None) -> Callable[..., Any]:
         run = jax.jit(run, static_argnames=suite.static)
 
     def call(*args: Any, **options: Any) -> Any:
-        choices = kernels.explain(suite.operation, *args, **options).choices
+        choices = kernels.explain(suite.operation, *args, **options).rows
         refusal = next(choice.refusal for choice in choices if choice.name == impl)
         if refusal:
             raise Refused(refusal)
@@ -142,7 +142,7 @@ def names(suite: Suite) -> list[str | None]:
 
     def see(*args: Any, **options: Any) -> Any:
         report = kernels.explain(suite.operation, *args, **options)
-        found.extend(choice.name for choice in report.choices)
+        found.extend(choice.name for choice in report.rows)
         raise Refused
 
     if not suite.choice:

@@ -21,7 +21,7 @@ GROUP = 128
 
 def _able(operation: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
     """The implementations that can, but for a reference that would not be chosen."""
-    choices = kernels.explain(operation, *args, **options).choices
+    choices = kernels.explain(operation, *args, **options).rows
     able = [choice for choice in choices if choice.refusal is None]
     return [choice.name for choice in able if choice.selected or choice.name != "reference"]
 

@@ -79,7 +79,7 @@ def compiled(op, args, options):
 @pytest.mark.parametrize("case", CASES)
 def test_costs_are_those_of_the_compiled_program(case):
     op, args, options = CASES[case]
-    work = explain(op, *args, **options).choices[0].work
+    work = explain(op, *args, **options).rows[0].work
     program = compiled(op, args, options)
     counted = program.cost_analysis().get("flops", 0)
     if op is not paged_write:  # which multiplies and adds nothing
@@ -91,7 +91,7 @@ def test_costs_are_those_of_the_compiled_program(case):
 
 def test_bytes_are_arguments_and_results():
     def traffic(op, *args, **options):
-        return explain(op, *args, **options).choices[0].work.bytes
+        return explain(op, *args, **options).rows[0].work.bytes
 
     x = 4 * 2048 * 1024
     assert traffic(glu, _X, _X) == 3 * x
@@ -108,7 +108,7 @@ def test_a_search_for_a_threshold_costs_passes():
     keys = jax.random.split(jax.random.key(0), 32)
 
     def flops(**options):
-        return explain(sample, _LOGITS, keys=keys, **options).choices[0].work.flops
+        return explain(sample, _LOGITS, keys=keys, **options).rows[0].work.flops
 
     size = 32 * 50257
     assert flops(top_k=50) - flops() == 2 * 32 * size

@@ -13,6 +13,7 @@ from dovetail_kernels import (
     Explanation,
     attention,
     explain,
+    linear_logprobs,
     pack_weights,
     quantized_matmul,
     rms_norm,
@@ -97,15 +98,22 @@ def test_the_precision_is_that_of_the_arguments():
 
 def test_an_operation_with_one_implementation_is_one_line():
     report = explain(rope, shape(4, 100, 8, 64), shape(100, dtype="int32"), theta=1e4)
-    assert [(c.name, c.reason) for c in report.choices] == [("jnp", "selected: the only one")]
+    assert [(c.name, c.reason) for c in report.rows] == [("jnp", "selected: the only one")]
     # x is read and written, and so are the positions once.
-    assert report.choices[0].work.bytes == 2 * 4 * 4 * 100 * 8 * 64 + 4 * 100
+    assert report.rows[0].work.bytes == 2 * 4 * 4 * 100 * 8 * 64 + 4 * 100
     assert str(report).startswith(f"rope on cpu ({jax.devices()[0].device_kind})\n  jnp")
 
 
 def test_the_checks_of_such_an_operation_come_first():
     with pytest.raises(ValueError, match="rope needs theta"):
         explain(rope, shape(4, 100, 8, 64), shape(100, dtype="int32"))
+
+
+def test_options_are_those_of_the_operation():
+    x, w, labels = shape(3, 4), shape(4, 7), shape(3, dtype="int32")
+    assert explain(linear_logprobs, x, w, labels, temperature=0.5).selected == "blocked"
+    with pytest.raises(TypeError, match="smoothing"):
+        explain(linear_logprobs, x, w, labels, smoothing=0.1)
 
 
 def test_names_of_other_libraries_are_answered():

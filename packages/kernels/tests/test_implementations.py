@@ -84,10 +84,10 @@ def test_explain_lists_it(name):
     mine = own(name)
     report = explain(op, *args, **options, impl=[mine, "reference"])
     assert report.selected == "mine"
-    (formula,) = (choice for choice in report.choices if choice.name == "reference")
-    assert report.choices[0].work == formula.work is not None
+    (formula,) = (choice for choice in report.rows if choice.name == "reference")
+    assert report.rows[0].work == formula.work is not None
     without = explain(op, *args, **options)
-    assert "mine" not in [choice.name for choice in without.choices]
+    assert "mine" not in [choice.name for choice in without.rows]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,7 +97,7 @@ def test_its_refusal_is_reported(name):
     with pytest.raises(ValueError, match="impl='mine' on cpu: mine: it is shy"):
         op(*args, **options, impl=mine)
     report = explain(op, *args, **options, impl=[mine, "reference"])
-    assert (report.selected, report.choices[0].reason) == ("reference", "it is shy")
+    assert (report.selected, report.rows[0].reason) == ("reference", "it is shy")
 
 
 @pytest.mark.thorough

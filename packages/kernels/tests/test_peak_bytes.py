@@ -115,7 +115,7 @@ def temporary_bytes(op, args, options):
 @pytest.mark.parametrize("case", CASES)
 def test_peak_bytes_are_those_of_the_compiled_program(case):
     op, args, options = CASES[case]
-    choices = [c for c in explain(op, *args, **options).choices if c.work is not None]
+    choices = [c for c in explain(op, *args, **options).rows if c.work is not None]
     assert len(choices) >= 2
     for choice in choices:
         if (case, choice.name) in NOT_MODELLED:

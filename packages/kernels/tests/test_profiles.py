@@ -93,7 +93,8 @@ def test_operations_without_gradients_have_the_names():
 
 
 def test_an_eager_call_has_the_names_too():
-    from dovetail_kernels.attention.api import _run, plan_attention
+    from dovetail_kernels.attention.api import _run
+    from dovetail_kernels.attention.plan import plan_attention
 
     q = jnp.ones((1, 9, 2, 8))
     plan = plan_attention(q, q, q)

@@ -19,7 +19,7 @@ def test_explain_chooses_without_costs():
     q = shape(2, t, 4, 8)
     report = explain(attention, q, q, q, causal=True)
     assert report.selected == "reference"
-    assert [choice.work for choice in report.choices] == [None] * len(report.choices)
+    assert [choice.work for choice in report.rows] == [None] * len(report.rows)
     assert "cuts blocks of known sizes, not T=t, S=t" in str(report)
     with pytest.raises(
         ValueError, match=r"got a symbolic dimension of jax.export in rms_norm, .*Use"

@@ -23,9 +23,12 @@
 `dovetail_kernels.testing` checks operations of your own against float64 NumPy.
 """
 
+import importlib as _importlib
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from dovetail_kernels import implementations as implementations
+from dovetail_kernels._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.explain import Explanation, explain
@@ -88,3 +91,14 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-kernels")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name):
+        if name == "testing":
+            return _importlib.import_module("dovetail_kernels.testing")
+        advice = f". Use {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
+
+    def __dir__():
+        return sorted({*__all__, "testing", "__version__"})

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,19 +12,17 @@ import jax
 import numpy as np
 
 from dovetail_kernels import costs
+from dovetail_kernels._explained import Explained
 from dovetail_kernels.argument_names import check_names
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.dispatch import Choice, Device, Implementation, Plan, device
 from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul, plan_grouped_matmul
 from dovetail_kernels.grouped.permutation import permute, unpermute
 from dovetail_kernels.grouped.routing import route_tokens
-from dovetail_kernels.loss.api import (
-    linear_cross_entropy,
-    linear_logprobs,
-    plan_linear_cross_entropy,
-    plan_linear_logprobs,
-)
+from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
+from dovetail_kernels.loss.plan import plan_linear_cross_entropy, plan_linear_logprobs
 from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 from dovetail_kernels.paged.write import paged_write
@@ -55,14 +54,14 @@ _SINGLE: Sequence[Callable[..., Any]] = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """The state of each implementation for one call. `str` renders it as a table.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Explanation(Explained):
+    """The state of each implementation for one call. Print it to read it as a table.
 
     Attributes:
         operation: Name of the operation.
         device: Device of the call.
-        choices: State of each implementation, best first.
+        rows: State of each implementation, best first.
         precision: Precision of the products. None for an operation without products.
 
     Example:
@@ -77,16 +76,19 @@ class Explanation:
 
     operation: str
     device: Device
-    choices: tuple[Choice, ...]
+    rows: tuple[Choice, ...]
     precision: str | None = None
 
     @property
     def selected(self) -> str | None:
         """Name of the implementation that runs. None if the call would be refused."""
-        return next((choice.name for choice in self.choices if choice.selected), None)
+        return next((choice.name for choice in self.rows if choice.selected), None)
+
+    def _summary(self) -> str:
+        return f"{self.operation}, {len(self.rows)} implementations, selected {self.selected}"
 
     def __str__(self) -> str:
-        rows = [(c.name, *_work(c), c.reason) for c in self.choices]
+        rows = [(c.name, *_work(c), c.reason) for c in self.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         precision = "" if self.precision is None else f", {self.precision}"
         lines = [f"{self.operation} on {self.device.platform} ({self.device.kind}){precision}"]
@@ -128,7 +130,7 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
         >>> from dovetail_kernels import explain, grouped_matmul
         >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(6, 4), (3, 4, 5)])
         >>> report = explain(grouped_matmul, x, w, jax.ShapeDtypeStruct((3,), "int32"))
-        >>> for choice in report.choices:
+        >>> for choice in report.rows:
         ...     print(choice.name, choice.work.flops, choice.work.peak_bytes, choice.reason)
         tiles 960 872 selected: first able, in order of preference
         ragged_dot 720 528 able, after tiles
@@ -143,6 +145,7 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
             f"explain needs an operation of dovetail_kernels, got {op!r}. Use one of {names}."
         )
     check_names(op.__name__, (), options)
+    inspect.signature(op).bind(*args, **options)
     plan = plan_of(*args, **options)
     return _explained(plan, plan.call.precision)
 
@@ -151,7 +154,7 @@ def _explained(plan: Plan[Any], precision: str | None) -> Explanation:
     return Explanation(
         operation=plan.operation,
         device=plan.device,
-        choices=tuple(plan.choices()),
+        rows=tuple(plan.choices()),
         precision=precision,
     )
 

@@ -12,7 +12,8 @@ import pytest
 
 import forced_devices
 import warm_start
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.testing.attention import cases, check, features
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "attention.py"

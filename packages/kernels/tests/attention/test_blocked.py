@@ -12,8 +12,9 @@ import pytest
 from jax.test_util import check_grads
 
 from dovetail_kernels.attention import backward, blocked, forward
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.testing.attention import Case, cases, check
 
 CALL = functools.partial(attention, impl="blocked")

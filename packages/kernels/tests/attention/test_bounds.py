@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_kernels.attention import pairwise
-from dovetail_kernels.attention.api import plan_attention
 from dovetail_kernels.attention.bounds import bounds, visible, visible_pairs, visits
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.attention.tiles import Cut, cut
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dovetail_kernels.attention.api import plan_attention
+from dovetail_kernels.attention.plan import plan_attention
 
 
 def call_of(dtype=jnp.float32, **options):

@@ -15,8 +15,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from dovetail_kernels import attention as attend
 from dovetail_kernels import explain
 from dovetail_kernels.attention import cudnn
-from dovetail_kernels.attention.api import plan_attention
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.testing.attention import check_attention
 

@@ -14,10 +14,11 @@ from jax.experimental import pallas
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from dovetail_kernels.attention import mosaic
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.blocked import NAME
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.mosaic import MOSAIC
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.testing.attention import cases, check
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail_kernels.attention import pairwise
-from dovetail_kernels.attention.api import plan_attention
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.attention.tiles import Cut
 
 RNG = np.random.default_rng(0)
@@ -38,13 +38,13 @@ def test_a_block_and_its_gradient(shape, ids):
     whole, full = padded(x)
     filled = pairwise.filled(jnp.asarray(x), QUERIES, KEYS)
     np.testing.assert_array_equal(filled, whole)
-    where = jnp.int32(2), jnp.asarray(ids, jnp.int32), QUERIES, KEYS
+    where = pairwise.Place(jnp.int32(2), jnp.asarray(ids, jnp.int32), QUERIES, KEYS)
     columns = [slice(8 * i, 8 * i + 8) for i in np.broadcast_to(ids, B)]
     expected = np.stack([full[row, :, 8:12, c] for row, c in enumerate(columns)])
-    block = pairwise.block(filled, *where)
+    block = pairwise.block(filled, where)
     np.testing.assert_array_equal(np.broadcast_to(block, (B, N, 4, 8)), expected)
     # Heads 0 to 2 share the first kv head, and are rows of one matrix with their queries.
-    rows = np.broadcast_to(pairwise.rows(CALL, filled, *where), (B, 2, 12, 8))
+    rows = np.broadcast_to(pairwise.rows(CALL, filled, where), (B, 2, 12, 8))
     np.testing.assert_array_equal(rows, expected.reshape(B, 2, 12, 8))
 
     if shape[0] == 1 and shape[3] > 1 and len(ids) > 1:
@@ -54,7 +54,7 @@ def test_a_block_and_its_gradient(shape, ids):
     for row, c in enumerate(columns):
         total[row, :, 8:12, c] += ds[row].swapaxes(1, 2).reshape(N, 4, 8)
     axes = tuple(axis for axis in range(4) if shape[axis] == 1)
-    found = pairwise.add_columns(filled, jnp.asarray(ds), *where)
+    found = pairwise.add_columns(filled, jnp.asarray(ds), where)
     # Sums of at most 2 x 6 x 4 x 8 terms.
     expected = whole + total.sum(axes, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.attention.reference import REFERENCE
 
 H = 1e-5

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from dovetail_kernels.attention import blocked, single
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.testing.attention import Case, check
 
 CASE = Case(

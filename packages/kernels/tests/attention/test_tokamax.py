@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.attention.api import plan_attention
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.attention.tokamax import TOKAMAX
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.testing.attention import cases, check, check_attention

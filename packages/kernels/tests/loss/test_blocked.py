@@ -115,7 +115,7 @@ def test_a_gradient_in_bfloat16_is_summed_in_float32():
 
 
 def tiles_of_call(x, w, labels, budget):
-    from dovetail_kernels.loss.api import plan_linear_cross_entropy
+    from dovetail_kernels.loss.plan import plan_linear_cross_entropy
 
     call = plan_linear_cross_entropy(x, w, labels, budget=budget).call
     tiles = tiles_of(call, call.tokens)

@@ -6,12 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dovetail_kernels.loss.api import (
-    linear_cross_entropy,
-    linear_logprobs,
-    plan_linear_cross_entropy,
-    plan_linear_logprobs,
-)
+from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
+from dovetail_kernels.loss.plan import plan_linear_cross_entropy, plan_linear_logprobs
 
 SHAPES = (
     jax.ShapeDtypeStruct((256, 64), jnp.float32),

@@ -143,7 +143,7 @@ def test_an_option_that_is_ignored_is_found():
 
 @pytest.mark.thorough
 def test_what_is_claimed_must_not_be_refused():
-    with pytest.raises(TypeError, match="bias"):
+    with pytest.raises(AssertionError, match=r"bias: needs .* refused: TypeError.*bias"):
         suite.check_linear_cross_entropy(plain, supports={"bias", "empty", "where"})
 
 
@@ -180,5 +180,5 @@ def test_logprobs_of_another_temperature_are_found():
 
 
 def test_an_unknown_feature_is_refused():
-    with pytest.raises(ValueError, match=r"features, got \['mask'\]\. Use some of \['bfloat16', "):
+    with pytest.raises(ValueError, match=r"among \['bfloat16', .*got \['mask'\]"):
         suite.check_linear_cross_entropy(plain, supports={"mask"})

@@ -14,11 +14,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_kernels.argument_names import operation
-from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall, Inputs, local
-from dovetail_kernels.attention.checks import checked_call, pair
+from dovetail_kernels.attention.plan import pair, plan_attention
 from dovetail_kernels.attention.stats import SoftmaxStats
-from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
+from dovetail_kernels.dispatch import Impl, Implementation, run
 from dovetail_kernels.mesh import per_shard
 
 Ids = Int[Array | np.ndarray, "b t"]
@@ -150,70 +149,6 @@ def attention(
 def _run(implementation: Implementation[AttentionCall], call: AttentionCall, *shards: Any) -> Any:
     inputs = _inputs(shards)
     return run("attention", implementation, local(call, inputs), inputs)
-
-
-def plan_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    segment_ids: Any = None,
-    positions: Any = None,
-    kv_lengths: Any = None,
-    mask: Any = None,
-    bias: Any = None,
-    soft_cap: float | None = None,
-    sinks: Any = None,
-    scale: float | None = None,
-    stats: bool = False,
-    impl: Impl | None = None,
-) -> Plan[AttentionCall]:
-    """Returns the plan of `attention` for these arguments, with the choice of implementation.
-
-    Nothing runs.
-
-    Args:
-        q, k, v: Queries, keys and values. All arrays may be abstract.
-        causal, window, segment_ids, positions, kv_lengths, mask: Visibility, as in `attention`.
-        bias, soft_cap, sinks, scale, stats, impl: Options, as in `attention`.
-
-    Raises:
-        TypeError: A dtype or the type of an option is wrong.
-        ValueError: Shapes do not fit, an option is out of range, or positions are missing.
-    """
-    call = checked_call(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=window,
-        segment_ids=segment_ids,
-        positions=positions,
-        kv_lengths=kv_lengths,
-        mask=mask,
-        bias=bias,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        scale=scale,
-        stats=stats,
-        device=device(q, k, v),
-    )
-    return Plan(
-        operation="attention",
-        call=call,
-        device=call.device,
-        implementations=_implementations(call.device.platform),
-        impl=impl,
-    )
-
-
-def _implementations(platform: str) -> list[Implementation[AttentionCall]]:
-    """Returns the implementations, best first."""
-    if platform == "gpu":
-        return [cudnn.CUDNN, tokamax.TOKAMAX, blocked.BLOCKED, mosaic.MOSAIC, reference.REFERENCE]
-    return [blocked.BLOCKED, reference.REFERENCE, tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
 
 
 def _sides(ids: Any) -> tuple[Any, Any]:

@@ -94,18 +94,14 @@ def backward(
             ids = visit.ids[:, n]
             kj, vj = (tiles.key_block(x, ids, keys, call.kv_heads) for x in (k, v))
             mask = visible(call, at, visit, n) if masked else None
-            addend = None
-            if bias is not None:
-                addend = pairwise.rows(call, bias, i, ids, queries, keys)
+            place = pairwise.Place(i, ids, queries, keys)
+            addend = pairwise.rows(call, bias, place)
             dqi, dkj, dvj, ds = _step(call, rows, kj, vj, addend, mask)
-            dbias = state.dbias
-            if dbias is not None:
-                dbias = pairwise.add_columns(dbias, ds, i, ids, queries, keys)
             return _State(
                 dq=state.dq + dqi,
                 dk=tiles.add_key_block(state.dk, dkj, ids, keys),
                 dv=tiles.add_key_block(state.dv, dvj, ids, keys),
-                dbias=dbias,
+                dbias=pairwise.add_columns(state.dbias, ds, place),
             )
 
         zeros = varying(jnp.zeros(rows.q.shape, call.inner_dtype), rows.q)

@@ -153,7 +153,8 @@ def visible(
         conditions.append((key.key_index < at.ends[:, None])[:, None, :])
     conditions = [condition[:, None, None] for condition in conditions]
     if at.mask is not None:
-        block = pairwise.block(at.mask, visit.block, visit.ids[:, n], *at.cuts)
+        place = pairwise.Place(visit.block, visit.ids[:, n], *at.cuts)
+        block = pairwise.block(at.mask, place)
         conditions.append(pairwise.by_group(block, call.kv_heads))
     return functools.reduce(operator.and_, conditions)
 

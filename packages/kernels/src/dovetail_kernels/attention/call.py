@@ -48,16 +48,8 @@ class AttentionCall(Call):
 
     _FACTS = frozenset(
         {
-            "batch",
-            "queries",
-            "keys",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "value_dim",
-            "dtype",
-            "scale",
-            "device",
+            *("batch", "queries", "keys", "heads", "kv_heads", "head_dim", "value_dim"),
+            *("dtype", "scale", "device"),
         }
     )
 

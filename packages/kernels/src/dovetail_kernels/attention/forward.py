@@ -63,9 +63,7 @@ def forward(
             ids = visit.ids[:, n]
             kj, vj = (tiles.key_block(x, ids, keys, call.kv_heads, row) for x in (k, v))
             mask = visible(call, at, visit, n) if masked else None
-            addend = None
-            if bias is not None:
-                addend = pairwise.rows(call, bias, visit.block, ids, queries, keys)
+            addend = pairwise.rows(call, bias, pairwise.Place(visit.block, ids, queries, keys))
             return _step(call, state, qi, kj, vj, addend, mask)
 
         state = varying(_begin(call, queries.size), q)

@@ -6,12 +6,30 @@ Each of their axes [batch, heads, T, S] may have size 1. Such an axis is never r
 it is one block in every block, and its gradient is a sum.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from dovetail_kernels.attention.call import AttentionCall
 from dovetail_kernels.attention.tiles import Cut
+
+
+class Place(NamedTuple):
+    """A block of queries, and one of keys for each row.
+
+    Attributes:
+        i: Number of the block of queries.
+        ids: Numbers of the blocks of keys, one per row or one in all.
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+    """
+
+    i: Array
+    ids: Int[Array, " r"]
+    queries: Cut
+    keys: Cut
 
 
 def filled(x: Shaped[Array, "b n t s"], queries: Cut, keys: Cut) -> Shaped[Array, "b n t2 s2"]:
@@ -27,19 +45,9 @@ def filled(x: Shaped[Array, "b n t s"], queries: Cut, keys: Cut) -> Shaped[Array
     return jnp.pad(x, ((0, 0), (0, 0), *pads))
 
 
-def block(
-    x: Shaped[Array, "b n t s"], i: Array, ids: Int[Array, " r"], queries: Cut, keys: Cut
-) -> Shaped[Array, "_ n i j"]:
-    """Returns the block of queries i and of keys ids[b] of each row b.
-
-    Args:
-        x: Bias or mask, padded to whole blocks.
-        i: Number of the block of queries.
-        ids: Numbers of the blocks of keys, one per row or one in all.
-        queries: Blocks of queries.
-        keys: Blocks of keys.
-    """
-    start, starts, sizes = _places(x, i, ids, queries, keys)
+def block(x: Shaped[Array, "b n t s"], at: Place) -> Shaped[Array, "_ n i j"]:
+    """Returns the block at a place of a bias or mask that is padded to whole blocks."""
+    start, starts, sizes = _starts(x, at)
 
     def taken(x: Array, column: Array) -> Array:
         return jax.lax.dynamic_slice(x, (jnp.zeros_like(start), start, column), sizes)
@@ -52,25 +60,16 @@ def block(
 
 
 def add_block(
-    whole: Float[Array, "b n t s"],
-    x: Float[Array, "r n i j"],
-    i: Array,
-    ids: Int[Array, " _"],
-    queries: Cut,
-    keys: Cut,
+    whole: Float[Array, "b n t s"], x: Float[Array, "r n i j"], at: Place
 ) -> Float[Array, "b n t s"]:
     """Returns `whole` with x added to its block, as taken by `block`.
 
     Args:
         whole: Sum of the gradient of a bias, padded to whole blocks.
         x: Addend for each row. Other axes have the sizes of the block.
-        i: Number of the block of queries.
-        ids: Numbers of the blocks of keys, one per row or one in all. One in all for a bias that
-            all rows share (see `bounds`).
-        queries: Blocks of queries.
-        keys: Blocks of keys.
+        at: The block; `ids` is one in all for a bias that all rows share (see `bounds`).
     """
-    start, starts, sizes = _places(whole, i, ids, queries, keys)
+    start, starts, sizes = _starts(whole, at)
 
     def added(whole: Array, x: Array, column: Array) -> Array:
         place = (jnp.zeros_like(start), start, column)
@@ -100,51 +99,39 @@ def summary(
 
 
 def rows(
-    call: AttentionCall,
-    bias: Float[Array, "b n t s"],
-    i: Array,
-    ids: Int[Array, " r"],
-    queries: Cut,
-    keys: Cut,
-) -> Float[Array, "_ _ gi _"]:
+    call: AttentionCall, bias: Float[Array, "b n t s"] | None, at: Place
+) -> Float[Array, "_ _ gi _"] | None:
     """Returns a block of the bias with the rows of `tiles.query_block`, to add to their logits.
 
     Args:
         call: The call.
-        bias: The bias, padded to whole blocks.
-        i: Number of the block of queries.
-        ids: Numbers of the blocks of keys, one per row or one in all.
-        queries: Blocks of queries.
-        keys: Blocks of keys.
+        bias: The bias, padded to whole blocks; None for none.
+        at: The block.
     """
-    x = by_group(block(bias, i, ids, queries, keys), call.kv_heads).astype(call.inner_dtype)
-    shape = (*x.shape[:2], call.heads // call.kv_heads, queries.size, x.shape[4])
+    if bias is None:
+        return None
+    x = by_group(block(bias, at), call.kv_heads).astype(call.inner_dtype)
+    shape = (*x.shape[:2], call.heads // call.kv_heads, at.queries.size, x.shape[4])
     return jnp.broadcast_to(x, shape).reshape(*shape[:2], -1, shape[4])
 
 
 def add_columns(
-    dbias: Float[Array, "b n t s"],
-    ds: Float[Array, "b2 k j gi"],
-    i: Array,
-    ids: Int[Array, " r"],
-    queries: Cut,
-    keys: Cut,
-) -> Float[Array, "b n t s"]:
+    dbias: Float[Array, "b n t s"] | None, ds: Float[Array, "b2 k j gi"], at: Place
+) -> Float[Array, "b n t s"] | None:
     """Returns `dbias` with the gradient `ds` of one block of logits, summed over axes of size 1.
 
     Args:
-        dbias: Sum of the gradient of the bias, padded to whole blocks.
+        dbias: Sum of the gradient of the bias, padded to whole blocks; None without a bias.
         ds: Gradient of the logits, with keys as rows.
-        i: Number of the block of queries.
-        ids: Numbers of the blocks of keys, one per row or one in all.
-        queries: Blocks of queries.
-        keys: Blocks of keys.
+        at: The block.
     """
+    if dbias is None:
+        return None
     b, _, j, _ = ds.shape
-    x = ds.reshape(*ds.shape[:3], -1, queries.size).transpose(0, 1, 3, 4, 2)
-    x = x.reshape(b, -1, queries.size, j)
+    x = ds.reshape(*ds.shape[:3], -1, at.queries.size).transpose(0, 1, 3, 4, 2)
+    x = x.reshape(b, -1, at.queries.size, j)
     x = x.sum(tuple(axis for axis in (1, 2, 3) if dbias.shape[axis] == 1), keepdims=True)
-    return add_block(dbias, x, i, ids, queries, keys)
+    return add_block(dbias, x, at)
 
 
 def by_group(x: Shaped[Array, "b n i j"], kv_heads: int) -> Shaped[Array, "b _ _ i j"]:
@@ -153,11 +140,10 @@ def by_group(x: Shaped[Array, "b n i j"], kv_heads: int) -> Shaped[Array, "b _ _
     return x.reshape(b, 1, 1, *rest) if n == 1 else x.reshape(b, kv_heads, n // kv_heads, *rest)
 
 
-def _places(
-    x: Array, i: Array, ids: Array, queries: Cut, keys: Cut
-) -> tuple[Array, Array, tuple[int, int, int]]:
+def _starts(x: Array, at: Place) -> tuple[Array, Array, tuple[int, int, int]]:
     """Returns the start in T, the starts in S, and the sizes of blocks of one row."""
     _, heads, t, s = x.shape
-    start = jnp.zeros_like(i) if t == 1 else i * queries.size
-    starts = jnp.zeros_like(ids[:1]) if s == 1 else ids * keys.size
-    return start, starts, (heads, 1 if t == 1 else queries.size, 1 if s == 1 else keys.size)
+    rows, columns = at.queries.size, at.keys.size
+    start = jnp.zeros_like(at.i) if t == 1 else at.i * rows
+    starts = jnp.zeros_like(at.ids[:1]) if s == 1 else at.ids * columns
+    return start, starts, (heads, 1 if t == 1 else rows, 1 if s == 1 else columns)

@@ -15,28 +15,9 @@ from jax.custom_batching import sequential_vmap
 from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
-from dovetail_kernels.grouped.tiles import once, reverse
+from dovetail_kernels.grouped.tiles import differentiable, reverse
 from dovetail_kernels.precision import matmul_precision
 from dovetail_kernels.symbolic import is_symbolic
-
-
-@jax.custom_vjp
-def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    return _rows(x, w, sizes)
-
-
-def _forward(
-    x: jax.Array, w: jax.Array, sizes: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    x, w, sizes = once((x, w, sizes))
-    return _rows(x, w, sizes), (x, w, sizes)
-
-
-def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    return *_gradients(*once((*saved, g))), None
-
-
-_multiply.defvjp(_forward, _backward)
 
 
 def _product(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -57,6 +38,9 @@ def _gradients(
     x: jax.Array, w: jax.Array, sizes: jax.Array, g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     return jax.vjp(lambda x, w: _product(x, w, sizes), x, w)[1](g)
+
+
+_multiply = differentiable(_rows, _gradients)
 
 
 def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:

@@ -68,25 +68,29 @@ once = functools.partial(first_order, "grouped_matmul", INSTEAD)
 reverse = functools.partial(reverse_mode, "grouped_matmul")
 
 
-@jax.custom_vjp
-def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    return _rows(x, w, sizes)
+def differentiable(rows: Callable[..., Any], gradients: Callable[..., Any]) -> Any:
+    """Returns `rows(x, w, sizes)` with the gradients `gradients(x, w, sizes, g)` of x and w."""
 
+    @jax.custom_vjp
+    def multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        return rows(x, w, sizes)
 
-def _forward(
-    x: jax.Array, w: jax.Array, sizes: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    x, w, sizes = once((x, w, sizes))
-    return _rows(x, w, sizes), (x, w, sizes)
+    def forward(*arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        saved = once(arrays)
+        return rows(*saved), saved
+
+    def backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[Any, ...]:
+        return *gradients(*once((*saved, g))), None
+
+    multiply.defvjp(forward, backward)
+    return multiply
 
 
 @jax.jit  # for eager gradients, once
-def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    (x, w, sizes), g = once((saved, g))
-    return _rows_transposed(g, w, sizes), _matrices(x, g, sizes), None
-
-
-_multiply.defvjp(_forward, _backward)
+def _gradients(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _rows_transposed(g, w, sizes), _matrices(x, g, sizes)
 
 
 # Sequential under vmap: loops batched together would run each element to the longest bound.
@@ -178,6 +182,9 @@ def _over_experts(
 
     with trips(sizes.shape[0]):
         return lax.fori_loop(jnp.int32(0), jnp.sum(sizes > 0, dtype=jnp.int32), run, carry)
+
+
+_multiply = differentiable(_rows, _gradients)
 
 
 def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +16,8 @@ from jaxtyping import Bool, Float, Integer
 
 from dovetail_kernels import dispatch, mesh
 from dovetail_kernels.argument_names import operation
-from dovetail_kernels.loss.call import LossCall, LossInputs, check
-from dovetail_kernels.loss.implementations import CROSS_ENTROPY, LOG_PROBABILITIES, tiles_of
+from dovetail_kernels.loss.call import LossCall, LossInputs
+from dovetail_kernels.loss.plan import plan_linear_cross_entropy, plan_linear_logprobs
 from dovetail_kernels.loss.shards import alike
 
 _INSTEAD = "Use jax.sharding.reshard on x and w: D is whole, tokens and vocabulary may be sharded."
@@ -176,50 +175,6 @@ def linear_cross_entropy(
     return CE(sum=sums[0], count=sums[1], z_sum=sums[2], correct=sums[3])
 
 
-def plan_linear_cross_entropy(
-    x: Any,
-    w: Any,
-    labels: Any,
-    *,
-    where: Any = None,
-    bias: Any = None,
-    soft_cap: float | None = None,
-    z_loss: float = 0.0,
-    smoothing: float = 0.0,
-    vocab_axis: int = 1,
-    vocab_mesh_axes: str | tuple[str, ...] | None = None,
-    budget: int | None = None,
-    impl: dispatch.Impl | None = None,
-) -> dispatch.Plan[LossCall]:
-    """Returns the plan of `linear_cross_entropy` for these arguments. Nothing runs.
-
-    Args:
-        x, w, labels, where, bias: As in `linear_cross_entropy`; also `jax.ShapeDtypeStruct`.
-        soft_cap, z_loss, smoothing, vocab_axis, vocab_mesh_axes, budget, impl: As in
-            `linear_cross_entropy`.
-
-    Raises:
-        ValueError: Shapes do not fit, an option or a label is out of range, or the budget is too
-            small.
-        TypeError: A dtype is wrong.
-    """
-    call = check(
-        "linear_cross_entropy",
-        x,
-        w,
-        labels,
-        where=where,
-        bias=bias,
-        vocab_axis=vocab_axis,
-        vocab_mesh_axes=vocab_mesh_axes,
-        soft_cap=soft_cap,
-        smoothing=smoothing,
-        z_loss=z_loss,
-        budget=budget,
-    )
-    return _plan(call, CROSS_ENTROPY, impl)
-
-
 @operation
 def linear_logprobs(
     x: Float[Array | np.ndarray, "M D"],
@@ -288,62 +243,6 @@ def linear_logprobs(
         impl=impl,
     )
     return Logprobs(*_per_shard(plan, x, w, bias, labels, where, out=("m", "m"), summed=""))
-
-
-def plan_linear_logprobs(
-    x: Any,
-    w: Any,
-    labels: Any,
-    *,
-    where: Any = None,
-    bias: Any = None,
-    soft_cap: float | None = None,
-    temperature: float = 1.0,
-    vocab_axis: int = 1,
-    vocab_mesh_axes: str | tuple[str, ...] | None = None,
-    budget: int | None = None,
-    impl: dispatch.Impl | None = None,
-) -> dispatch.Plan[LossCall]:
-    """Returns the plan of `linear_logprobs` for these arguments. Nothing runs.
-
-    Args:
-        x, w, labels, where, bias: As in `linear_logprobs`; also `jax.ShapeDtypeStruct`.
-        soft_cap, temperature, vocab_axis, vocab_mesh_axes, budget, impl: As in `linear_logprobs`.
-
-    Raises:
-        ValueError: Shapes do not fit, an option or a label is out of range, or the budget is too
-            small.
-        TypeError: A dtype is wrong.
-    """
-    call = check(
-        "linear_logprobs",
-        x,
-        w,
-        labels,
-        where=where,
-        bias=bias,
-        vocab_axis=vocab_axis,
-        vocab_mesh_axes=vocab_mesh_axes,
-        soft_cap=soft_cap,
-        temperature=temperature,
-        budget=budget,
-    )
-    return _plan(call, LOG_PROBABILITIES, impl)
-
-
-def _plan(
-    call: LossCall,
-    implementations: Sequence[dispatch.Implementation[LossCall]],
-    impl: dispatch.Impl | None,
-) -> dispatch.Plan[LossCall]:
-    tiles_of(call, call.tokens)  # raises if the budget holds no tile
-    return dispatch.Plan(
-        operation=call.operation,
-        call=call,
-        device=call.device,
-        implementations=implementations,
-        impl=impl,
-    )
 
 
 def _per_shard(

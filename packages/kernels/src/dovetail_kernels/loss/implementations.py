@@ -15,15 +15,17 @@ from dovetail_kernels.loss.operands import Head, Operands
 from dovetail_kernels.loss.tiles import Tiles, choose_tiles
 
 
-def _prepare(call: LossCall, labels: Array, where: Array | None) -> tuple[Array, Array, Array]:
-    """Returns int32 labels, weights, and weights with NaN for a label out of range."""
+def _prepared(call: LossCall, inputs: LossInputs) -> tuple[Operands, Array, Array]:
+    """Returns operands with int32 labels, weights, and weights with NaN for a wrong label."""
+    x, w, bias, labels, where = inputs
     acc = accumulator(call.dtype)
     weights = jnp.ones(labels.shape, acc) if where is None else where.astype(acc)
     if labels.dtype.itemsize < 4:  # V may not be representable
         labels = labels.astype(jnp.int32)
     wrong = (labels < 0) | (labels >= call.vocabulary)
     poisoned = jnp.where(wrong & (weights != 0), jnp.nan, weights)
-    return jnp.where(wrong, 0, labels).astype(jnp.int32), weights, poisoned
+    labels = jnp.where(wrong, 0, labels).astype(jnp.int32)
+    return Operands(x, w, bias, labels, weights != 0), weights, poisoned
 
 
 def tiles_of(call: LossCall, tokens: Any) -> Tiles:
@@ -51,38 +53,32 @@ def _head(call: LossCall, tokens: Any, *, total: bool, mean: bool) -> Head:
 
 
 def _blocked_cross_entropy(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
-    x, w, bias, labels, where = inputs
-    labels, weights, poisoned = _prepare(call, labels, where)
-    head = _head(call, x.shape[0], total=call.smoothing > 0, mean=False)
+    operands, weights, poisoned = _prepared(call, inputs)
+    head = _head(call, inputs.x.shape[0], total=call.smoothing > 0, mean=False)
     formula = blocked.Formula(
         smoothing=call.smoothing, z_loss=call.z_loss, vocabulary=call.vocabulary
     )
-    operands = Operands(x, w, bias, labels, weights != 0)
     total, z_sum, correct = blocked.cross_entropy(head, formula, operands, poisoned)
     return total, jnp.sum(weights), z_sum, correct
 
 
 def _reference_cross_entropy(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
-    x, w, bias, labels, where = inputs
-    labels, weights, poisoned = _prepare(call, labels, where)
-    total, z_sum, correct = reference.cross_entropy(call, x, w, bias, labels, poisoned)
+    operands, weights, poisoned = _prepared(call, inputs)
+    total, z_sum, correct = reference.cross_entropy(call, *operands[:4], poisoned)
     return total, jnp.sum(weights), z_sum, correct
 
 
 def _blocked_logprobs(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
-    x, w, bias, labels, where = inputs
-    labels, weights, poisoned = _prepare(call, labels, where)
-    head = _head(call, x.shape[0], total=False, mean=True)
-    operands = Operands(x, w, bias, labels, weights != 0)
+    operands, _, poisoned = _prepared(call, inputs)
+    head = _head(call, inputs.x.shape[0], total=False, mean=True)
     stats = blocked.token_stats(head, operands)
     logprob, entropy = stats.label - stats.lse, stats.lse - stats.mean
     return _weighted(poisoned, logprob), _weighted(poisoned, entropy)
 
 
 def _reference_logprobs(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
-    x, w, bias, labels, where = inputs
-    labels, _, poisoned = _prepare(call, labels, where)
-    logprob, entropy = reference.log_probabilities(call, x, w, bias, labels, poisoned)
+    operands, _, poisoned = _prepared(call, inputs)
+    logprob, entropy = reference.log_probabilities(call, *operands[:4], poisoned)
     return _weighted(poisoned, logprob), _weighted(poisoned, entropy)
 
 

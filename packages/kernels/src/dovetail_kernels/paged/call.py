@@ -39,18 +39,9 @@ class PagedCall(Call):
 
     _FACTS = frozenset(
         {
-            "queries",
-            "heads",
-            "kv_heads",
-            "width",
-            "pages",
-            "page_size",
-            "requests",
-            "columns",
-            "dtype",
-            "pages_dtype",
-            "scale",
-            "device",
+            *("queries", "heads", "kv_heads", "width"),
+            *("pages", "page_size", "requests", "columns"),
+            *("dtype", "pages_dtype", "scale", "device"),
         }
     )
 

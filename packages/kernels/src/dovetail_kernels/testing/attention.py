@@ -8,6 +8,7 @@ ignored. The oracle is written in NumPy from the formulas, with gradients, and s
 the functions under test. Keys and values beyond kv_lengths are NaN, because nothing may read them.
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels.testing.attention_cases import Case, cases, features
+from dovetail_kernels.testing.suite import right_or_refused
 
 Arrays = dict[str, np.ndarray]
 ADDED = ("sinks", "bias")  # optional arrays with a gradient
@@ -49,23 +51,9 @@ def check_attention(
         ...     return jax.nn.dot_product_attention(q, k, v)
         >>> check_attention(without_options, supports={"float32", "gqa"}, grad=False)
     """
-    unknown = sorted(set(supports) - features())
-    if unknown:
-        raise ValueError(
-            f"supports must name features of the suite, {sorted(features())}, got {unknown}. Leave "
-            "those out."
-        )
-    for case in cases():
-        claimed = case.needs <= set(supports)
-        if not claimed and "isolation" in case.needs:
-            continue
-        try:
-            check(fn, case, grad=grad)
-        except (ValueError, TypeError, NotImplementedError) as refusal:
-            if claimed:
-                raise AssertionError(
-                    f"{case.name}: refused what is claimed: {refusal}"
-                ) from refusal
+    check_case = functools.partial(check, fn, grad=grad)
+    refusable = [c for c in cases() if "isolation" not in c.needs or c.needs.issubset(supports)]
+    right_or_refused(check_case, refusable, supports=supports, features=features())
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:

@@ -13,7 +13,6 @@ are in its `needs`:
     vmap      x and sizes have a batch axis, w has none
 """
 
-import contextlib
 import dataclasses
 import functools
 import zlib
@@ -23,6 +22,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dovetail_kernels.testing.suite import right_or_refused
 
 FEATURES = frozenset({"bfloat16", "float16", "float64", "beyond", "wrong", "vmap"})
 
@@ -90,21 +91,11 @@ def check_grouped_matmul(
         grad: Check gradients too.
 
     Raises:
-        AssertionError: A result is wrong.
+        AssertionError: A result is wrong, or a supported case is refused.
         ValueError: `supports` has an unknown feature.
     """
-    unknown = set(supports) - FEATURES
-    if unknown:
-        raise ValueError(
-            f"supports must be among {sorted(FEATURES)}, got {sorted(unknown)}. Omit them."
-        )
-    for case in cases():
-        if case.needs <= set(supports):
-            check(fn, case, grad=grad)
-            continue
-        # A refusal of an option outside `supports` is right. A wrong answer is not.
-        with contextlib.suppress(ValueError, TypeError, NotImplementedError):
-            check(fn, case, grad=grad)
+    check_case = functools.partial(check, fn, grad=grad)
+    right_or_refused(check_case, cases(), supports=supports, features=FEATURES)
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:

@@ -8,6 +8,7 @@ dtype. Unread tokens hold NaN and an invalid label. Products in less than the dt
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,17 +17,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from dovetail_kernels.testing.suite import right_or_refused
+
 FEATURES = frozenset(
     {
-        "bfloat16",
-        "bias",
-        "empty",
-        "smoothing",
-        "soft_cap",
-        "vocab_axis",
-        "weights",
-        "where",
-        "z_loss",
+        *("bfloat16", "bias", "empty", "smoothing", "soft_cap"),
+        *("vocab_axis", "weights", "where", "z_loss"),
     }
 )
 LOGPROB_FEATURES = frozenset(
@@ -154,17 +150,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     """
     given = operands(case)
     sums, gradients = _cross_entropy(case, given)
-    floats = _floats(given)
-
-    def loss(floats: dict[str, Any]) -> tuple[Any, Any]:
-        result = _call(fn, case, given, floats)
-        return result.sum, result
-
-    if grad:
-        (_, result), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
-        _compare(case, {name: by[name] for name in floats}, gradients)
-    else:
-        result = jax.jit(loss)(floats)[1]
+    result = _result(fn, case, given, lambda result: result.sum, gradients if grad else None)
     _compare(case, {name: getattr(result, name) for name in sums}, sums)
 
 
@@ -181,31 +167,24 @@ def check_logprobs(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> 
     """
     given = operands(case)
     outputs, gradients = _log_probabilities(case, given)
-    floats = _floats(given)
+    a, b = given.cotangents
 
-    def loss(floats: dict[str, Any]) -> tuple[Any, Any]:
-        result = _call(fn, case, given, floats)
-        a, b = given.cotangents
-        return jnp.sum(a * result[0]) + jnp.sum(b * result[1]), result
+    def loss(result: Any) -> Any:
+        return jnp.sum(a * result[0]) + jnp.sum(b * result[1])
 
-    if grad:
-        (_, result), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
-        _compare(case, {name: by[name] for name in floats}, gradients)
-    else:
-        result = jax.jit(loss)(floats)[1]
+    result = _result(fn, case, given, loss, gradients if grad else None)
     _compare(case, {"logprob": result[0], "entropy": result[1]}, outputs)
 
 
 def check_linear_cross_entropy(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
     """Checks a function on every case of `linear_cross_entropy`.
 
-    Cases with all their features in `supports` must be right; their refusals are raised. Every
-    other case must be right too, or raise ValueError, NotImplementedError or TypeError. `FEATURES`
-    lists the features.
+    Cases with all their features in `supports` must be right. Every other case must be right too,
+    or raise ValueError, NotImplementedError or TypeError. `FEATURES` lists the features.
 
     Raises:
         ValueError: `supports` names an unknown feature.
-        AssertionError: An answer is wrong.
+        AssertionError: An answer is wrong, or a supported case is refused.
 
     Example:
 
@@ -215,7 +194,8 @@ def check_linear_cross_entropy(fn: Callable[..., Any], *, supports: Collection[s
         ...     return linear_cross_entropy(x, w, labels, impl="reference")
         >>> check_linear_cross_entropy(without_options, supports={"bfloat16"})
     """
-    _right_or_refused(fn, check, cases(), supports, FEATURES)
+    check_case = functools.partial(check, fn)
+    right_or_refused(check_case, cases(), supports=supports, features=FEATURES)
 
 
 def check_linear_logprobs(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
@@ -224,7 +204,8 @@ def check_linear_logprobs(fn: Callable[..., Any], *, supports: Collection[str]) 
     Rules and errors are those of `check_linear_cross_entropy`. `LOGPROB_FEATURES` lists the
     features.
     """
-    _right_or_refused(fn, check_logprobs, logprob_cases(), supports, LOGPROB_FEATURES)
+    check_case = functools.partial(check_logprobs, fn)
+    right_or_refused(check_case, logprob_cases(), supports=supports, features=LOGPROB_FEATURES)
 
 
 def _shared() -> tuple[Case, ...]:
@@ -246,40 +227,30 @@ def _case(name: str, needs: Collection[str] = (), **facts: Any) -> Case:
     return Case(name=name, needs=frozenset(needs), **facts)
 
 
-def _right_or_refused(
+def _result(
     fn: Callable[..., Any],
-    one: Callable[[Callable[..., Any], Case], None],
-    table: tuple[Case, ...],
-    supports: Collection[str],
-    features: frozenset[str],
-) -> None:
-    unknown = set(supports) - features
-    if unknown:
-        raise ValueError(
-            f"supports must be features, got {sorted(unknown)}. Use some of {sorted(features)}."
-        )
-    for case in table:
-        if case.needs <= set(supports):
-            one(fn, case)
-            continue
-        try:
-            one(fn, case)
-        except (ValueError, NotImplementedError, TypeError):
-            continue
-
-
-def _floats(given: Operands) -> dict[str, jax.Array]:
-    floats = {"x": jnp.asarray(given.x), "w": jnp.asarray(given.w)}
-    return floats if given.bias is None else {**floats, "bias": jnp.asarray(given.bias)}
-
-
-def _call(fn: Callable[..., Any], case: Case, given: Operands, floats: dict[str, Any]) -> Any:
+    case: Case,
+    given: Operands,
+    loss: Callable[[Any], Any],
+    gradients: Mapping[str, np.ndarray] | None,
+) -> Any:
+    """Returns the result of `fn`, and compares the gradients of its `loss` if they are given."""
     options = dict(case.options)
     if given.where is not None:
         options["where"] = jnp.asarray(given.where)
-    if given.bias is not None:
-        options["bias"] = floats["bias"]
-    return fn(floats["x"], floats["w"], jnp.asarray(given.labels), **options)
+    arrays = {"x": given.x, "w": given.w, "bias": given.bias}
+    floats = {name: jnp.asarray(a) for name, a in arrays.items() if a is not None}
+
+    def call(floats: dict[str, Any]) -> tuple[Any, Any]:
+        more = {"bias": floats["bias"]} if "bias" in floats else {}
+        result = fn(floats["x"], floats["w"], jnp.asarray(given.labels), **options, **more)
+        return loss(result), result
+
+    if gradients is None:
+        return jax.jit(call)(floats)[1]
+    (_, result), by = jax.jit(jax.value_and_grad(call, has_aux=True))(floats)
+    _compare(case, {name: by[name] for name in floats}, gradients)
+    return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ import numpy as np
 
 from dovetail_kernels.paged.pages import LARGEST, QuantizedPages
 from dovetail_kernels.testing.paged_cases import Case, cases
-
-REFUSALS = (ValueError, TypeError, NotImplementedError)
+from dovetail_kernels.testing.suite import right_or_refused
 
 
 class Inputs(NamedTuple):
@@ -243,21 +242,12 @@ def check_paged_attention(fn: Callable[..., Any], *, supports: Collection[str]) 
         >>> from dovetail_kernels.testing.paged import cases, check
         >>> check(paged_attention, cases()[0], grad=False)
     """
-    known = {feature for case in cases() for feature in case.needs}
-    if not known.issuperset(supports):
-        raise ValueError(
-            f"supports must name features of the suite, {sorted(known)}, got "
-            f"supports={sorted(supports)}. Leave out {sorted(set(supports) - known)}."
-        )
-    for case in cases():
-        try:
-            check(fn, case, grad="gradient" in case.needs)
-        except REFUSALS as refusal:
-            if case.needs.issubset(supports):
-                raise AssertionError(
-                    f"{case.name}: needs {sorted(case.needs)}, all of them supported, and was "
-                    f"refused: {refusal!r}."
-                ) from refusal
+    right_or_refused(
+        lambda case: check(fn, case, grad="gradient" in case.needs),
+        cases(),
+        supports=supports,
+        features={feature for case in cases() for feature in case.needs},
+    )
 
 
 def check_paged_write(fn: Callable[..., Any], *, dtype: str = "float32") -> None:

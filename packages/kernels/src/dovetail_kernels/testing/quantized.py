@@ -7,8 +7,8 @@ with the documentation of `quantized_matmul`. w is a `PackedWeights`, packed her
 Expected values are NumPy in float64.
 """
 
-import contextlib
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Collection
 from typing import Any
@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from dovetail_kernels.quantized.layout import PackedWeights
+from dovetail_kernels.testing.suite import right_or_refused
 
 _DTYPES = {
     "float32": np.dtype(np.float32),
@@ -144,15 +145,14 @@ def check_quantized_matmul(fn: Callable[..., Any], *, supports: Collection[str])
         supports: Features it must compute correctly; see `Case`.
 
     Raises:
-        AssertionError: A result is wrong. The message has the case, the error and its bound.
+        AssertionError: A result is wrong, with the error and its bound, or a supported case is
+            refused.
+        ValueError: `supports` has an unknown feature.
     """
-    for case in cases():
-        if case.needs <= set(supports):
-            check(fn, case)
-            continue
-        # A refusal of an option outside `supports` is right. A wrong answer is not.
-        with contextlib.suppress(ValueError, TypeError, NotImplementedError):
-            check(fn, case)
+    table = cases()
+    features = frozenset().union(*(case.needs for case in table))
+    check_case = functools.partial(check, fn)
+    right_or_refused(check_case, table, supports=supports, features=features)
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:

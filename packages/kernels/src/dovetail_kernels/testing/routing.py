@@ -10,8 +10,8 @@ The `needs` of a case name its options beyond a softmax, normalised over the cho
     underflow   the scores of all the chosen experts are 0 in float32, their weights are not
 """
 
-import contextlib
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels.grouped.routing import ExpertGroups
+from dovetail_kernels.testing.suite import right_or_refused
 
 FEATURES = frozenset(
     {"sigmoid", "unnormalised", "bias", "groups", "scale", "bfloat16", "underflow"}
@@ -92,21 +93,11 @@ def check_route_tokens(
         grad: Check gradients too.
 
     Raises:
-        AssertionError: A result is wrong.
+        AssertionError: A result is wrong, or a supported case is refused.
         ValueError: `supports` has an unknown feature.
     """
-    unknown = set(supports) - FEATURES
-    if unknown:
-        raise ValueError(
-            f"supports must be among {sorted(FEATURES)}, got {sorted(unknown)}. Omit them."
-        )
-    for case in cases():
-        if case.needs <= set(supports):
-            check(fn, case, grad=grad)
-            continue
-        # A refusal of an option outside `supports` is right. A wrong answer is not.
-        with contextlib.suppress(ValueError, TypeError, NotImplementedError):
-            check(fn, case, grad=grad)
+    check_case = functools.partial(check, fn, grad=grad)
+    right_or_refused(check_case, cases(), supports=supports, features=FEATURES)
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:

@@ -16,6 +16,7 @@ function passes each time or never. The `needs` of a case:
 """
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -24,13 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail_kernels.testing.suite import right_or_refused
+
 FEATURES = frozenset(
     {
         *("temperature", "greedy", "top_k", "top_p", "min_p"),
         *("ties", "excluded", "no_distribution", "rows", "bfloat16", "float16"),
     }
 )
-REFUSALS = (ValueError, TypeError, NotImplementedError)
 _SURE = 30  # expected draws: none comes with a probability of exp(-30)
 _DEVIATIONS = 5  # of a normal number; a right function exceeds it with probability 3e-7
 
@@ -135,20 +137,8 @@ def check_sample(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
         >>> from dovetail_kernels.testing.sampling import cases, check
         >>> check(sample, cases()[0])
     """
-    unknown = set(supports) - FEATURES
-    if unknown:
-        raise ValueError(
-            f"supports must be among {sorted(FEATURES)}, got {sorted(unknown)}. Omit them."
-        )
-    for case in cases():
-        try:
-            check(fn, case)
-        except REFUSALS as refusal:
-            if case.needs.issubset(supports):
-                raise AssertionError(
-                    f"{case.name}: needs {sorted(case.needs)}, all of them supported, and was "
-                    f"refused: {refusal!r}."
-                ) from refusal
+    check_case = functools.partial(check, fn)
+    right_or_refused(check_case, cases(), supports=supports, features=FEATURES)
 
 
 def check(fn: Callable[..., Any], case: Case) -> None:

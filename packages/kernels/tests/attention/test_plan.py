@@ -8,7 +8,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.api import attention
+from dovetail_kernels.attention.plan import plan_attention
 
 
 @pytest.fixture(autouse=True)

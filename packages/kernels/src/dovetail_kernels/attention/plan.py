@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of attention, for every implementation."""
+"""The plan of a call of attention: checks of its arguments, its facts and its implementations."""
 
 import math
 from typing import Any
@@ -9,45 +9,46 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels.arrays import check_arrays, known
+from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall
-from dovetail_kernels.dispatch import Device
+from dovetail_kernels.dispatch import Impl, Implementation, Plan, device
 
 _AXES = "q [batch, T, heads, head_dim], k [batch, S, kv_heads, head_dim], v [batch, S, kv_heads, g]"
 
 
-def checked_call(
+def plan_attention(
     q: Any,
     k: Any,
     v: Any,
     *,
-    causal: bool,
-    window: int | tuple[int, int] | None,
-    segment_ids: Any,
-    positions: Any,
-    kv_lengths: Any,
-    mask: Any,
-    bias: Any,
-    soft_cap: float | None,
-    sinks: Any,
-    scale: float | None,
-    stats: bool,
-    device: Device,
-) -> AttentionCall:
-    """Checks the arguments and returns the facts of the call.
+    causal: bool = False,
+    window: int | tuple[int, int] | None = None,
+    segment_ids: Any = None,
+    positions: Any = None,
+    kv_lengths: Any = None,
+    mask: Any = None,
+    bias: Any = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    scale: float | None = None,
+    stats: bool = False,
+    impl: Impl | None = None,
+) -> Plan[AttentionCall]:
+    """Returns the plan of `attention` for these arguments, with the choice of implementation.
+
+    Nothing runs.
 
     Args:
-        q, k, v: Queries, keys and values.
+        q, k, v: Queries, keys and values. All arrays may be abstract.
         causal, window, segment_ids, positions, kv_lengths, mask: Visibility, as in `attention`.
-        bias, soft_cap, sinks, scale, stats: Options, as in `attention`.
-        device: Device of the call.
+        bias, soft_cap, sinks, scale, stats, impl: Options, as in `attention`.
 
     Raises:
-        ValueError: Shapes do not fit, an option is out of range, or positions are missing.
         TypeError: A dtype or the type of an option is wrong.
+        ValueError: Shapes do not fit, an option is out of range, or positions are missing.
     """
     _check_qkv(q, k, v)
-    batch, queries, heads, head_dim = q.shape
-    keys = k.shape[1]
+    (batch, queries, heads, head_dim), keys = q.shape, k.shape[1]
     _check_options(causal=causal, soft_cap=soft_cap, scale=scale, stats=stats)
     _check_window(window)
     _check_ids("segment_ids", segment_ids, batch, queries, keys)
@@ -57,13 +58,9 @@ def checked_call(
     _check_pairwise("mask", mask, (batch, heads, queries, keys), jnp.bool_)
     _check_pairwise("bias", bias, (batch, heads, queries, keys), jnp.floating)
     if (causal or window is not None) and positions is None and queries != keys:
-        asked = f"causal={causal}, window={window}"
-        raise ValueError(
-            f"{asked} need to know which query is beside which key where their counts differ, got "
-            f"T={queries}, S={keys} and positions=None. Pass positions=(query, key); for a cache "
-            "whose last T keys are the queries, jnp.arange(T) + S - T and jnp.arange(S) per row."
-        )
-    return AttentionCall(
+        raise _unplaced(f"causal={causal}, window={window}", queries, keys)
+    target = device(q, k, v)
+    call = AttentionCall(
         batch=batch,
         queries=queries,
         keys=keys,
@@ -83,7 +80,29 @@ def checked_call(
         sinks=sinks is not None,
         scale=1 / math.sqrt(head_dim) if scale is None else float(scale),
         stats=stats,
-        device=device,
+        device=target,
+    )
+    return Plan(
+        operation="attention",
+        call=call,
+        device=target,
+        implementations=_implementations(target.platform),
+        impl=impl,
+    )
+
+
+def _implementations(platform: str) -> list[Implementation[AttentionCall]]:
+    """Returns the implementations, best first."""
+    if platform == "gpu":
+        return [cudnn.CUDNN, tokamax.TOKAMAX, blocked.BLOCKED, mosaic.MOSAIC, reference.REFERENCE]
+    return [blocked.BLOCKED, reference.REFERENCE, tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
+
+
+def _unplaced(asked: str, queries: Any, keys: Any) -> ValueError:
+    return ValueError(
+        f"{asked} need to know which query is beside which key where their counts differ, got "
+        f"T={queries}, S={keys} and positions=None. Pass positions=(query, key); for a cache "
+        "whose last T keys are the queries, jnp.arange(T) + S - T and jnp.arange(S) per row."
     )
 
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dovetail_optim.codec import fp8, fp8_positive
-from dovetail_optim.compress import compress
+from dovetail_optim.compressing.codec import fp8, fp8_positive
+from dovetail_optim.compressing.compress import compress
 from measure import cost, report, rounds
 
 SIZES = {"embed": (8192, 1024), "up": (1024, 4096), "down": (4096, 1024), "norm": (1024,)}

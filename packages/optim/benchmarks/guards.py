@@ -26,7 +26,7 @@ from flax import nnx
 
 from dovetail_models import init, llama
 from dovetail_optim import Guard
-from dovetail_optim.guard import norm
+from dovetail_optim.guarding.guard import norm
 from measure import report
 
 STEPS, SEEDS, IN_A_ROW = 300, (0, 1, 2), 10

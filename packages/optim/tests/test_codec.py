@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_optim.codec import Coded, fp8, fp8_positive
+from dovetail_optim.compressing.codec import Coded, fp8, fp8_positive
 
 CODECS = {"fp8": fp8(), "fp8_positive": fp8_positive()}
 BINADES = {"fp8": 15, "fp8_positive": 31}

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed state against float32 state, its bytes, its memory, and what it refuses."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from dovetail_optim.codec import Coded, fp8, fp8_positive
-from dovetail_optim.compress import compress
+from dovetail_optim.compressing.codec import Coded, fp8, fp8_positive
+from dovetail_optim.compressing.compress import compress
 from dovetail_optim.testing import check_transformation
 
 
@@ -123,8 +125,8 @@ def test_the_loop_and_the_whole_agree(shape, block, monkeypatch):
         return jax.tree.leaves((updates, state))
 
     whole = run()
-    monkeypatch.setattr("dovetail_optim.stream._LEAST", 100)
-    monkeypatch.setattr("dovetail_optim.stream._TURNS", 1 << 20)
+    monkeypatch.setattr("dovetail_optim.compressing.stream._LEAST", 100)
+    monkeypatch.setattr("dovetail_optim.compressing.stream._TURNS", 1 << 20)
     loops = run()
     assert "while" in str(jax.make_jaxpr(lambda: run())())
     for a, b in zip(whole, loops, strict=True):
@@ -247,7 +249,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match=r"at least 1; got block=0; write block=256"):
         compress(optax.adam(1e-3), block=0)
     with pytest.raises(TypeError, match=r"pairs .* got codecs=\('mu',\); write codecs=\(\('mu'"):
-        getattr(compress, "__wrapped__", compress)(optax.adam(1e-3), codecs=("mu",))
+        inspect.unwrap(compress)(optax.adam(1e-3), codecs=("mu",))
     refused(
         ValueError, optax.adam(1e-3), r"got codec name 'm'.*\['mu', 'nu'\]", codecs=[("m", fp8())]
     )

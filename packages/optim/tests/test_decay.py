@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_optim.decay import decay
+from dovetail_optim.matrix.decay import decay
 from dovetail_optim.testing import check_transformation
 
 RNG = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_contract(tx, dtype):
 
 
 def test_nothing_named_is_an_error_with_the_nearest():
-    message = r"must match a parameter; got where='\*\*.kernal'.*'a.kernel'"
+    message = r"pattern of where= must match a parameter, got '\*\*.kernal'.*'a.kernel'"
     tx = decay(0.1, where=("**.bias", "**.kernal"))
     with pytest.raises(ValueError, match=message):
         tx.init(PARAMS)

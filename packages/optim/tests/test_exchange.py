@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_optim.exchange import check_where, map_whole
-from dovetail_optim.matrix import parse
+from dovetail_optim.matrix.exchange import check_where, map_whole
+from dovetail_optim.matrix.matrix import parse
 
 SHAPES = [(4, 3), (3, 4), (2, 4, 3), (4, 3), (5, 3, 4), (3, 5, 4)]
 TEXTS = ["i o -> , i, o"] * 2 + ["l i o -> l, i, o", "i o -> , i, o"] + ["l i o -> l, i, o"] * 2

@@ -31,6 +31,12 @@ def bytes_of(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
+def test_one_transformation_is_a_rule_for_all():
+    tx = optax.adamw(1e-3)
+    assert explain(tx, params()) == explain([("**", tx)], params())
+    assert {row.pattern for row in explain(route(RULES), params()).rows} == {"**"}
+
+
 def test_every_parameter_has_its_rule_and_its_state():
     report = explain(RULES, params())
     found = {row.path: row for row in report.rows}
@@ -88,7 +94,7 @@ def test_it_prints_a_table():
 def test_each_group_has_its_rate_and_its_decay():
     rules = [
         ("**.bias", optax.sgd(0.1)),
-        ("head.*", optax.adamw(1e-3, weight_decay=0.25)),
+        ("head.*", optax.adamw(1e-3, weight_decay=0.25), "AdamW"),
         ("layers.0.kernel", muon(wsd(0.02, warmup=2, total=9, cooldown=3), weight_decay=0.5)),
         ("**", _hidden(), "three times the gradient"),
     ]
@@ -97,9 +103,13 @@ def test_each_group_has_its_rate_and_its_decay():
         "head.bias": ("0.1", "-"),
         "head.kernel": ("0.001", "0.25"),
         "layers.0.kernel": ("0 to 0.02 to 0 in 9 steps", "0.5"),
-        "layers.1.kernel": ("three times the gradient", "-"),
+        "layers.1.kernel": ("unknown", "unknown"),
     }
-    assert "unknown" not in str(explain(rules, params()))
+    assert [rows[path].label for path in ("head.bias", "head.kernel")] == ["", "AdamW"]
+    text = str(explain(rules, params()))
+    assert re.search(r"head\.\* \(AdamW\) +0\.001 +0\.25 ", text)
+    assert "** (three times the gradient)" in text
+    assert "hidden in a closure" not in text
     without = explain([("**", _hidden())], params())
     assert {(row.learning_rate, row.weight_decay) for row in without.rows} == {("unknown",) * 2}
     assert "unknown: hidden in a closure; pass a label, as in (pattern, tx, " in str(without)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from dovetail_optim import Guard, guard, halted
-from dovetail_optim.guard import REASONS, norm
+from dovetail_optim.guarding.guard import REASONS, norm
 from dovetail_optim.testing import check_transformation
 
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_optim.master import join, join_leaf, split, split_master
+from dovetail_optim.compressing.master import join, join_leaf, split, split_master
 from dovetail_optim.testing import check_transformation
 
 taken_apart = jax.jit(split)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_optim.matrix import Matrices, assign, parse, parse_rules
+from dovetail_optim.matrix.matrix import Matrices, assign, parse, parse_rules
 
 
 def test_a_matrix_of_every_layer_and_head():

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_optim.muon import muon
+from dovetail_optim.matrix.muon import muon
 from dovetail_optim.route import route
 from dovetail_optim.testing import check_transformation
 

@@ -10,7 +10,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from dovetail_optim.newton_schulz import coefficients, orthogonalize
+from dovetail_optim.matrix.newton_schulz import coefficients, orthogonalize
 
 SHAPES = [(5, 5), (4, 9), (11, 3), (2, 3, 6, 4), (1, 7), (7, 1)]
 

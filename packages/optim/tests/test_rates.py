@@ -16,7 +16,7 @@ from dovetail_optim import (
     split_master,
     wsd,
 )
-from dovetail_optim.rates import rates
+from dovetail_optim.rates.rates import rates
 
 WSD = wsd(0.02, warmup=10, total=2000, cooldown=50, floor=0.001)
 AS_TEXT = "0 to 0.02 to 0.001 in 2,000 steps"

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_optim.rounding import round_at_random, stochastic_round
+from dovetail_optim.compressing.rounding import round_at_random, stochastic_round
 from dovetail_optim.testing import check_transformation
 
 
@@ -91,7 +91,7 @@ def test_the_mean_is_that_of_exact_steps(seed):
 
 def test_neighbouring_elements_and_steps_are_independent():
     """Correlations of 2¹⁶ uniform draws, within 4 / sqrt(2¹⁶)."""
-    from dovetail_optim.mix import mix
+    from dovetail_optim.compressing.mix import mix
 
     index = jnp.arange(1 << 16, dtype=jnp.uint32)
     draws = [

@@ -12,10 +12,10 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from dovetail_optim.codec import Coded
-from dovetail_optim.compress import compress
-from dovetail_optim.master import split_master
-from dovetail_optim.sharding import init, state_shardings
+from dovetail_optim.compressing.codec import Coded
+from dovetail_optim.compressing.compress import compress
+from dovetail_optim.compressing.master import split_master
+from dovetail_optim.compressing.sharding import init, state_shardings
 
 P = PartitionSpec
 # Shapes alone need no devices: a mesh of any size can be planned for on one.

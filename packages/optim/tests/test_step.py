@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from dovetail_optim import Guard, Step, guard, halted
-from dovetail_optim.guard import REASONS
+from dovetail_optim.guarding.guard import REASONS
 
 RNG = np.random.default_rng(0)
 PARAMS = {"w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32), "b": jnp.asarray([0.0, -0.0])}

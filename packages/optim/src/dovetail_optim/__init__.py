@@ -21,23 +21,26 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_optim.accumulate import accumulate
-from dovetail_optim.codec import fp8, fp8_positive
-from dovetail_optim.compress import compress
-from dovetail_optim.decay import decay
-from dovetail_optim.explain import Explanation, explain
-from dovetail_optim.guard import Guard, guard, halted
-from dovetail_optim.master import split_master
-from dovetail_optim.muon import muon
-from dovetail_optim.newton_schulz import orthogonalize
-from dovetail_optim.rounding import stochastic_round
+from dovetail_optim._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_optim._suggestions import public_names as _public_names
+from dovetail_optim.compressing.codec import fp8, fp8_positive
+from dovetail_optim.compressing.compress import compress
+from dovetail_optim.compressing.master import split_master
+from dovetail_optim.compressing.rounding import stochastic_round
+from dovetail_optim.compressing.sharding import init, state_shardings
+from dovetail_optim.guarding.accumulate import accumulate
+from dovetail_optim.guarding.guard import Guard, guard, halted
+from dovetail_optim.guarding.step import Step
+from dovetail_optim.guarding.watch import measurements, watch
+from dovetail_optim.matrix.decay import decay
+from dovetail_optim.matrix.muon import muon
+from dovetail_optim.matrix.newton_schulz import orthogonalize
+from dovetail_optim.matrix.soap import soap
+from dovetail_optim.rates.explain import Explanation, explain
+from dovetail_optim.rates.schedules import Phase, Schedule, branch, by_tokens, wsd
 from dovetail_optim.route import route
-from dovetail_optim.schedules import Phase, Schedule, branch, by_tokens, wsd
-from dovetail_optim.sharding import init, state_shardings
-from dovetail_optim.soap import soap
-from dovetail_optim.step import Step
-from dovetail_optim.watch import measurements, watch
 
 __all__ = [  # noqa: RUF022, by topic
     # Rules by name
@@ -76,3 +79,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-optim")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "testing", **_ELSEWHERE)

@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import optax
 
+from dovetail_optim import _elsewhere
 from dovetail_optim._patterns import Pattern, few, matches, names_of, near, no_match
 
 # A pattern and a transformation; a label for `explain` may follow.
 Rule = tuple[str, optax.GradientTransformation] | tuple[str, optax.GradientTransformation, str]
 
 
+@_elsewhere.call
 def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation that moves each parameter by the first rule matching its name.
 

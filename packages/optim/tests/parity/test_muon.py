@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_optim.muon import muon
+from dovetail_optim.matrix.muon import muon
 
 torch = pytest.importorskip("torch", minversion="2.9")
 

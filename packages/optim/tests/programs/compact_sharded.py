@@ -11,11 +11,11 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_optim import stream
-from dovetail_optim.codec import fp8
-from dovetail_optim.compress import compress
-from dovetail_optim.master import split_master
-from dovetail_optim.rounding import stochastic_round
+from dovetail_optim.compressing import stream
+from dovetail_optim.compressing.codec import fp8
+from dovetail_optim.compressing.compress import compress
+from dovetail_optim.compressing.master import split_master
+from dovetail_optim.compressing.rounding import stochastic_round
 
 stream._LEAST, stream._TURNS = 256, 1 << 20  # so that these small shards are streamed, with a rest
 P = PartitionSpec

@@ -17,7 +17,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_optim.muon import muon
+from dovetail_optim.matrix.muon import muon
 
 KIND = sys.argv[1]
 TYPES = (AxisType.Auto if KIND == "auto" else AxisType.Explicit,) * 3

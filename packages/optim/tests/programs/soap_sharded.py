@@ -15,8 +15,8 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_optim.sharding import init, state_shardings
-from dovetail_optim.soap import soap
+from dovetail_optim.compressing.sharding import init, state_shardings
+from dovetail_optim.matrix.soap import soap
 
 jax.config.update("jax_enable_x64", True)
 P = PartitionSpec

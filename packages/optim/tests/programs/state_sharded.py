@@ -9,9 +9,9 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_optim.compress import compress
-from dovetail_optim.master import split_master
-from dovetail_optim.sharding import init, state_shardings
+from dovetail_optim.compressing.compress import compress
+from dovetail_optim.compressing.master import split_master
+from dovetail_optim.compressing.sharding import init, state_shardings
 
 P = PartitionSpec
 KINDS = (AxisType.Auto, AxisType.Explicit)

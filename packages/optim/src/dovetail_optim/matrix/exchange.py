@@ -33,7 +33,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from dovetail_optim.matrix import Matrices
+from dovetail_optim.matrix.matrix import Matrices
 
 Where = Literal["auto", "local"] | Any  # or a pytree of NamedSharding
 Stack = Float[Array, "_b _i _o"]

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dovetail_optim._closures import inside
-from dovetail_optim.schedules import ByTokens, Schedule
+from dovetail_optim.rates.schedules import ByTokens, Schedule
 
 UNKNOWN = "unknown"
 _LEARNING_RATES = ("learning_rate", "step_size")

@@ -24,11 +24,12 @@ import optax
 from jax.sharding import reshard
 from jaxtyping import Array, Int32
 
-from dovetail_optim import elementwise
+from dovetail_optim import _elsewhere
 from dovetail_optim._patterns import name_of, names_of
-from dovetail_optim.codec import Coded, Fp8, fp8, fp8_positive
+from dovetail_optim.compressing import elementwise
+from dovetail_optim.compressing.codec import Coded, Fp8, fp8, fp8_positive
+from dovetail_optim.compressing.stream import Rows, Shard, per_shard, placed, stream
 from dovetail_optim.route import pick, with_extra_args
-from dovetail_optim.stream import Rows, Shard, per_shard, placed, stream
 
 CODECS = (("mu", fp8()), ("nu", fp8_positive()))
 _APART = 0x8CB92BA7  # odd and large: arrays of one leaf are dithered apart
@@ -46,6 +47,7 @@ class CompressedState(NamedTuple):
     inner: Any
 
 
+@_elsewhere.call
 def compress(
     tx: optax.GradientTransformation,
     *,

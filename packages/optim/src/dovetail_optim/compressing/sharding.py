@@ -19,7 +19,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dovetail_optim._patterns import name_of
-from dovetail_optim.codec import Coded
+from dovetail_optim.compressing.codec import Coded
 
 # A leaf that belongs to no parameter is replicated up to this: counters, keys, medians of a window.
 _SMALL_BYTES = 1 << 16

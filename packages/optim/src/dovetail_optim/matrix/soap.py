@@ -43,18 +43,17 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
-from dovetail_optim.decay import (
-    Mode,
-    Rate,
-    at,
-    check_mode,
-    check_rate,
-    decay_update,
-    strength,
-    wide,
+from dovetail_optim import _elsewhere
+from dovetail_optim.matrix.decay import Decaying, Mode, Rate, at, check_decaying, decay_update, wide
+from dovetail_optim.matrix.exchange import by_compiler
+from dovetail_optim.matrix.matrix import (
+    Matrices,
+    Rule,
+    assign,
+    check_count,
+    check_share,
+    parse_rules,
 )
-from dovetail_optim.exchange import by_compiler
-from dovetail_optim.matrix import Matrices, Rule, assign, check_count, check_share, parse_rules
 
 # Products of a Gram matrix in TF32 or bfloat16 lose the small eigenvalues, and so the basis.
 _EXACT = jax.lax.Precision.HIGHEST
@@ -97,6 +96,7 @@ class SoapState(NamedTuple):
     right: Any
 
 
+@_elsewhere.soap
 def soap(
     learning_rate: Rate,
     *,
@@ -119,8 +119,8 @@ def soap(
     Args:
         learning_rate: η, a number or a schedule of the step. Step 0 only makes the bases.
         matrix: Axis string: the axes of a parameter, then its batch, input and output axes, as in
-            "l i h d -> l h, i, d" for heads in a stack of layers (`dovetail_optim.matrix`). Or
-            pairs of a name pattern and such a string; the first match decides.
+            "l i h d -> l h, i, d" for heads in a stack of layers (see `matrix.py`). Or pairs of a
+            name pattern and such a string; the first match decides.
         b1: Adam's β1.
         b2: Adam's β2.
         eps: Adam's ε.
@@ -140,9 +140,7 @@ def soap(
         >>> from dovetail_optim import route
         >>> tx = route([("layers.**.kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
     """
-    check_rate("learning_rate", learning_rate)
-    check_rate("weight_decay", weight_decay)
-    check_mode(decay)
+    check_decaying(learning_rate, weight_decay, decay)
     for name, value in (("b1", b1), ("b2", b2), ("basis_decay", basis_decay)):
         check_share(name, value)
     check_count("refresh", refresh, example="10")
@@ -163,10 +161,9 @@ def soap(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Soap:
+class _Soap(Decaying):
     """The two functions of the transformation, with the parsed arguments of `soap`."""
 
-    learning_rate: Rate
     rules: Matrices | list[tuple[str, Matrices]]
     b1: Any
     b2: Any
@@ -174,12 +171,6 @@ class _Soap:
     basis_decay: Any
     refresh: int
     max_dim: int
-    weight_decay: Rate
-    decay: Mode
-
-    @property
-    def decays(self) -> bool:
-        return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
 
     def learning_rate_of(self, state: Any) -> Any:
         """Returns the rate of the next update, or None for a state of another transformation."""
@@ -192,13 +183,8 @@ class _Soap:
         return _state(jnp.zeros([], jnp.int32), states, structure)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
-        if params is None and self.decays:
-            raise ValueError(
-                "soap needs the parameters for weight decay; got params=None, "
-                f"weight_decay={self.weight_decay}; call update(updates, state, params)"
-            )
+        weights = self.weights("soap", updates, params)
         grads, structure = jax.tree.flatten(updates)
-        weights = grads if params is None else jax.tree.leaves(params)
         matrices = assign(self.rules, updates)
         moved, after, turn = [], [], 0
         for g, w, folding, old in zip(
@@ -251,8 +237,8 @@ class _Soap:
         moved = folding.unfold(-eta * turned, w.shape)
         if not self.decays:
             return moved
-        amount = strength(self.decay, self.weight_decay, self.learning_rate, step)
-        return decay_update(moved, w, amount=jnp.where(step == 0, 0, amount), mode=self.decay)
+        amount = jnp.where(step == 0, 0, self.amount(step))
+        return decay_update(moved, w, amount=amount, mode=self.decay)
 
     def next(self, basis: "Basis", *, g: Array, form: str, step: Array, turn: int) -> "Basis":
         """Returns one side's basis after a step. `form` is the einsum of its Gram matrix."""

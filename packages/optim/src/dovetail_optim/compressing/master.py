@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, BFloat16, Float32, Int16
 
-from dovetail_optim.rounding import check_dtypes, like, needs_params, step_to
+from dovetail_optim.compressing.rounding import check_dtypes, like, needs_params, step_to
 from dovetail_optim.route import with_extra_args
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_optim.guard import Guard, History, norm
+from dovetail_optim.guarding.guard import Guard, History, norm
 from dovetail_optim.route import with_extra_args
 
 

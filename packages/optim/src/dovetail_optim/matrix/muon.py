@@ -28,18 +28,10 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32
 
-from dovetail_optim.decay import (
-    Mode,
-    Rate,
-    at,
-    check_mode,
-    check_rate,
-    decay_update,
-    strength,
-    wide,
-)
-from dovetail_optim.exchange import Where, check_where, map_whole
-from dovetail_optim.matrix import (
+from dovetail_optim import _elsewhere
+from dovetail_optim.matrix.decay import Decaying, Mode, Rate, at, check_decaying, decay_update, wide
+from dovetail_optim.matrix.exchange import Where, check_where, map_whole
+from dovetail_optim.matrix.matrix import (
     Matrices,
     Rule,
     assign,
@@ -48,7 +40,7 @@ from dovetail_optim.matrix import (
     check_share,
     parse_rules,
 )
-from dovetail_optim.newton_schulz import Row, coefficients, orthogonalize
+from dovetail_optim.matrix.newton_schulz import Row, coefficients, orthogonalize
 from dovetail_optim.route import pick
 
 Scale = Literal["spectral", "rms", "width"]
@@ -66,6 +58,7 @@ class MuonState(NamedTuple):
     momentum: Any
 
 
+@_elsewhere.muon
 def muon(
     learning_rate: Rate,
     *,
@@ -88,8 +81,8 @@ def muon(
     Args:
         learning_rate: η, a number or a schedule of the step, counted from 0.
         matrix: Axis string: the axes of a parameter, then its batch, input and output axes, as in
-            "l i h d -> l h, i, d" for heads in a stack of layers (`dovetail_optim.matrix`). Or
-            pairs of a name pattern and such a string; the first match decides.
+            "l i h d -> l h, i, d" for heads in a stack of layers (see `matrix.py`). Or pairs of a
+            name pattern and such a string; the first match decides.
         momentum: μ.
         nesterov: Use Nesterov's momentum.
         ns: Preset or coefficients; see `orthogonalize`.
@@ -99,8 +92,8 @@ def muon(
             width (arXiv 2310.17813, condition 1).
         weight_decay: λ.
         decay: Mode of `dovetail_optim.decay`.
-        exchange: `where` of `dovetail_optim.exchange.map_whole`. On an Auto mesh under `jax.jit`,
-            pass the shardings as a tree like all parameters, or have the mesh in context.
+        exchange: `where` of `exchange.map_whole`. On an Auto mesh under `jax.jit`, pass the
+            shardings as a tree like all parameters, or have the mesh in context.
         dtype: Dtype of the products.
         chunk_bytes: Largest stack of matrices per device that is processed at once.
 
@@ -115,9 +108,7 @@ def muon(
         >>> tx = route([("layers.**.kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
         >>> tx = muon(0.02, matrix=[("**.q.kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
     """
-    check_rate("learning_rate", learning_rate)
-    check_rate("weight_decay", weight_decay)
-    check_mode(decay)
+    check_decaying(learning_rate, weight_decay, decay)
     check_where(exchange)
     check_share("momentum", momentum)
     check_known("dtype", dtype)
@@ -140,24 +131,17 @@ def muon(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Muon:
+class _Muon(Decaying):
     """The two functions of the transformation, with the parsed arguments of `muon`."""
 
-    learning_rate: Rate
     rules: Matrices | list[tuple[str, Matrices]]
     momentum: Any
     nesterov: bool
     rows: tuple[Row, ...]
     scale: Scale
-    weight_decay: Rate
-    decay: Mode
     exchange: Where
     dtype: jax.typing.DTypeLike
     chunk_bytes: int
-
-    @property
-    def decays(self) -> bool:
-        return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
 
     def learning_rate_of(self, state: Any) -> Any:
         """Returns the rate of the next update, or None for a state of another transformation."""
@@ -168,11 +152,7 @@ class _Muon:
         return MuonState(step=jnp.zeros([], jnp.int32), momentum=jax.tree.map(_zeros, params))
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
-        if params is None and self.decays:
-            raise ValueError(
-                "muon needs the parameters for weight decay; got params=None, "
-                f"weight_decay={self.weight_decay}; call update(updates, state, params)"
-            )
+        weights = self.weights("muon", updates, params)
         matrices = assign(self.rules, updates)
         average = jax.tree.map(self.average, state.momentum, updates)
         ahead = jax.tree.map(self.average, average, updates) if self.nesterov else average
@@ -187,14 +167,13 @@ class _Muon:
             dtype=self.dtype,
             chunk_bytes=self.chunk_bytes,
         )
-        leaves, structure = jax.tree.flatten(updates)
-        weights = leaves if params is None else jax.tree.leaves(params)
         moved = [
             self.change(o, w, folding, state.step).astype(w.dtype)
             for o, w, folding in zip(orthogonal, weights, matrices, strict=True)
         ]
         after = jnp.asarray(optax.safe_increment(state.step))
-        return jax.tree.unflatten(structure, moved), MuonState(step=after, momentum=average)
+        state = MuonState(step=after, momentum=average)
+        return jax.tree.unflatten(jax.tree.structure(updates), moved), state
 
     def average(self, m: Array, g: Array) -> Array:
         """Returns μ M + (1 - μ) G."""
@@ -206,8 +185,7 @@ class _Muon:
         moved = -eta * _factor(self.scale, *folding.sizes(w.shape)[1:]) * o.astype(eta.dtype)
         if not self.decays:
             return moved
-        amount = strength(self.decay, self.weight_decay, self.learning_rate, step)
-        return decay_update(moved, w, amount=amount, mode=self.decay)
+        return decay_update(moved, w, amount=self.amount(step), mode=self.decay)
 
 
 def _zeros(p: Array) -> Array:

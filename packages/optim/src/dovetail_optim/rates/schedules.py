@@ -17,6 +17,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dovetail_optim import _elsewhere
+
 Shape = Literal["linear", "cosine", "1-sqrt", "square", "exponential"]
 
 # What is left of the way from begin to end after a share t of the phase.
@@ -118,6 +120,7 @@ class Schedule:
         return cls(phases=tuple(Phase(**p) for p in data["phases"]))
 
 
+@_elsewhere.wsd
 def wsd(
     peak: float,
     *,
@@ -222,6 +225,7 @@ class ByTokens:
         return self.schedule(jnp.asarray(count).astype(jnp.float32) * self.per_step)
 
 
+@_elsewhere.call
 def by_tokens(schedule: Schedule, *, per_step: int) -> ByTokens:
     """Returns a schedule written in tokens for an optimizer that counts steps of `per_step` tokens.
 

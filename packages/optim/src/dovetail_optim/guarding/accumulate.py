@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from dovetail_optim.guard import chosen
+from dovetail_optim import _elsewhere
+from dovetail_optim.guarding.guard import chosen
 from dovetail_optim.route import with_extra_args
 
 
@@ -33,6 +34,7 @@ class AccumulateState(NamedTuple):
     inner: Any
 
 
+@_elsewhere.accumulate
 def accumulate(
     tx: optax.GradientTransformation, *, every: int
 ) -> optax.GradientTransformationExtraArgs:

@@ -22,7 +22,7 @@ from jax.sharding import (
 )
 from jaxtyping import Array, Shaped
 
-from dovetail_optim.mix import mix
+from dovetail_optim.compressing.mix import mix
 
 # Values in a turn: a few float32 arrays of them lie in a core's cache; of a large leaf a share,
 # since each turn costs an accelerator some launches.

@@ -29,6 +29,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from dovetail_optim import _elsewhere
 from dovetail_optim.route import with_extra_args
 
 # 1.4826 MAD is the standard deviation of normal numbers.
@@ -182,6 +183,7 @@ def _median(values: Array, count: Array) -> Array:
     return 0.5 * ordered[jnp.maximum(count - 1, 0) // 2] + 0.5 * ordered[count // 2]
 
 
+@_elsewhere.call
 def guard(
     tx: optax.GradientTransformation,
     *,

@@ -16,8 +16,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from dovetail_optim._patterns import Pattern, matches, name_of, no_match
-from dovetail_optim.guard import norm
+from dovetail_optim._patterns import Pattern, matches, name_of, select
+from dovetail_optim.guarding.guard import norm
 from dovetail_optim.route import with_extra_args
 
 
@@ -154,13 +154,8 @@ def _check(stacks: Mapping[str, int], params: Any) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     shapes = {name_of(path): jnp.shape(leaf) for path, leaf in leaves}
     for pattern, axes in stacks.items():
-        matched = [name for name in shapes if matches(pattern, name)]
-        if shapes and not matched:
-            raise ValueError(
-                f"every pattern of stacks must match a parameter, got {pattern!r}, "
-                f"{no_match(pattern, shapes)}"
-            )
-        for name in matched:
+        rule = "every pattern of stacks must match a parameter"
+        for name in select(pattern, shapes, rule=rule) if shapes else ():
             if not 0 < axes < len(shapes[name]):
                 raise ValueError(
                     f"stacks must leave an axis of every parameter, got {pattern!r}: {axes} for "

@@ -16,6 +16,7 @@ called weight decay:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -26,7 +27,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int32
 
-from dovetail_optim._patterns import Pattern, each_of, names_of, no_match
+from dovetail_optim._patterns import Patterns, each_of, names_of, select
 
 Mode = Literal["coupled", "independent", "cautious"]
 Rate = jax.typing.ArrayLike | Callable[[Any], Any]  # a number, or an optax schedule
@@ -81,10 +82,10 @@ def decay(
         )
     if learning_rate is not None:
         check_rate("learning_rate", learning_rate)
-    patterns = each_of(where)
+    each_of(where)  # raises for what is no pattern
 
     def init(params: Any) -> DecayState:
-        _named(patterns, params)
+        _named(where, params)
         return DecayState(step=jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, DecayState]:
@@ -92,7 +93,7 @@ def decay(
             raise ValueError(
                 "decay needs the parameters; got params=None; call update(updates, state, params)"
             )
-        selected = _named(patterns, params)
+        selected = _named(where, params)
         amount = strength(mode, rate, 0.0 if learning_rate is None else learning_rate, state.step)
         leaves, structure = jax.tree.flatten(updates)
         decayed = [
@@ -103,6 +104,47 @@ def decay(
         return jax.tree.unflatten(structure, decayed), after
 
     return optax.GradientTransformation(init, update)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decaying:
+    """A transformation that moves parameters by its rate, and decays them in the same step.
+
+    Args:
+        learning_rate: η.
+        weight_decay: λ.
+        decay: Mode of `decay`.
+    """
+
+    learning_rate: Rate
+    weight_decay: Rate
+    decay: Mode
+
+    @property
+    def decays(self) -> bool:
+        return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
+
+    def weights(self, name: str, updates: Any, params: Any) -> list[Array]:
+        """Returns the leaves of `params`, or of `updates` if no parameter is needed.
+
+        Args:
+            name: Name of the transformation, for the error.
+            updates: Updates.
+            params: Parameters, or None.
+
+        Raises:
+            ValueError: There is a weight decay, and `params` is None.
+        """
+        if params is None and self.decays:
+            raise ValueError(
+                f"{name} needs the parameters for weight decay; got params=None, "
+                f"weight_decay={self.weight_decay}; call update(updates, state, params)"
+            )
+        return jax.tree.leaves(updates if params is None else params)
+
+    def amount(self, step: Int32[Array, ""]) -> Any:
+        """Returns the factor of the parameters at this step; see `strength`."""
+        return strength(self.decay, self.weight_decay, self.learning_rate, step)
 
 
 def strength(mode: Mode, rate: Rate, learning_rate: Rate, step: Int32[Array, ""]) -> Any:
@@ -148,6 +190,19 @@ def wide(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
+def check_decaying(learning_rate: Any, weight_decay: Any, decay: str) -> None:
+    """Raises ValueError for an argument that `Decaying` cannot have.
+
+    Args:
+        learning_rate: η.
+        weight_decay: λ.
+        decay: Mode of `decay`.
+    """
+    check_rate("learning_rate", learning_rate)
+    check_rate("weight_decay", weight_decay)
+    check_mode(decay)
+
+
 def check_rate(name: str, rate: Any) -> None:
     """Raises ValueError unless `rate` is a schedule or a finite number of at least 0."""
     if callable(rate) or isinstance(rate, Tracer):
@@ -168,13 +223,9 @@ def check_mode(mode: str) -> None:
         )
 
 
-def _named(patterns: Sequence[Pattern], params: Any) -> list[bool]:
+def _named(where: Patterns, params: Any) -> list[bool]:
     """Tests each parameter against the patterns. Raises ValueError for an unmatched pattern."""
     names = names_of(params)
-    for pattern in patterns:
-        if names and not any(pattern.matches(name) for name in names):
-            raise ValueError(
-                f"every pattern of decay must match a parameter; got where={pattern.text!r}, "
-                f"{no_match(pattern, names)}"
-            )
-    return [any(pattern.matches(name) for pattern in patterns) for name in names]
+    rule = "every pattern of where= must match a parameter"
+    selected = set(select(where, names, rule=rule) if names else ())
+    return [name in selected for name in names]

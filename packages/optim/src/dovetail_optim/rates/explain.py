@@ -3,15 +3,17 @@
 """The table of parameters, their rules and their state, without allocating anything."""
 
 import dataclasses
-import html
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import optax
 
+from dovetail_optim import _elsewhere
+from dovetail_optim._explained import Explained
 from dovetail_optim._patterns import name_of, names_of
-from dovetail_optim.rates import UNKNOWN, rates
+from dovetail_optim.rates.rates import UNKNOWN, rates
 from dovetail_optim.route import Rule, assign, route
 
 _HIDDEN = "unknown: hidden in a closure; pass a label, as in (pattern, tx, 'Adam, 1e-3')"
@@ -26,9 +28,10 @@ class Row:
         shape: Its shape.
         dtype: Its dtype.
         pattern: Pattern of its rule.
-        learning_rate: Learning rate of its rule, or the label: a number, the first, largest and
-            last value of a `Schedule`, the name of another schedule, or "unknown".
-        weight_decay: Weight decay, likewise; "-" if none was found, or the rule has a label.
+        label: Label of its rule; "" without one.
+        learning_rate: Learning rate of its rule: a number, the first, largest and last value of a
+            `Schedule`, the name of another schedule, or "unknown".
+        weight_decay: Weight decay, likewise; "-" if there is none.
         state: Its arrays of state, each as name, dtype and shape.
         state_bytes: Bytes of all of them.
         sharding: Sharding of the parameter, if it has one.
@@ -38,6 +41,7 @@ class Row:
     shape: tuple[int, ...]
     dtype: str
     pattern: str
+    label: str
     learning_rate: str
     weight_decay: str
     state: tuple[str, ...]
@@ -45,8 +49,8 @@ class Row:
     sharding: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Explanation:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Explanation(Explained):
     """The result of `explain`. Print it to read it as a table.
 
     Attributes:
@@ -64,11 +68,8 @@ class Explanation:
         """Bytes of the whole state, over all devices if nothing is replicated."""
         return self.other_bytes + sum(row.state_bytes for row in self.rows)
 
-    def __repr__(self) -> str:
-        return f"Explanation({len(self.rows)} parameters, {self._total()}; print it)"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def _summary(self) -> str:
+        return f"{len(self.rows)} parameters, {self._total()}"
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "dtype", "rule", "learning rate", "weight decay")
@@ -76,11 +77,12 @@ class Explanation:
         table: list[tuple[str, ...]] = [head]
         for row in self.rows:
             shape, state = "x".join(map(str, row.shape)), ", ".join(row.state)
-            cells = (row.path, shape, row.dtype, row.pattern, row.learning_rate, row.weight_decay)
+            rule = f"{row.pattern} ({row.label})" if row.label else row.pattern
+            cells = (row.path, shape, row.dtype, rule, row.learning_rate, row.weight_decay)
             table.append((*cells, state, f"{row.state_bytes:,}", row.sharding))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
-        if any(row.learning_rate == UNKNOWN for row in self.rows):
+        if any(row.learning_rate == UNKNOWN and not row.label for row in self.rows):
             lines.append(_HIDDEN)
         return "\n".join([*lines, self._total()])
 
@@ -88,15 +90,17 @@ class Explanation:
         return f"{self.parameter_bytes:,} bytes of parameters, {self.state_bytes:,} of state"
 
 
-def explain(rules: Sequence[Rule], params: Any) -> Explanation:
+@_elsewhere.call
+def explain(rules: optax.GradientTransformation | Sequence[Rule], params: Any) -> Explanation:
     """Shows what `route(rules)` would do with `params`. Allocates nothing.
 
     An array of the state belongs to the parameter whose path ends its own path. Learning rates and
     decays are read off the closures of the transformations, see `rates`. Those of a transformation
-    that names them otherwise are unknown: put a label into its rule, (pattern, tx, "Adam 1e-3").
+    that names them otherwise are unknown: put a label into its rule, (pattern, tx, "Adam 1e-3"),
+    which stands beside the pattern.
 
     Args:
-        rules: Rules of `route`, some with a label.
+        rules: Rules of `route`, some with a label; or one transformation for all parameters.
         params: Arrays or `jax.ShapeDtypeStruct`.
 
     Raises:
@@ -110,9 +114,11 @@ def explain(rules: Sequence[Rule], params: Any) -> Explanation:
         >>> explanation.state_bytes
         100
     """
+    if isinstance(rules, optax.GradientTransformation):
+        rules = [("**", rules)]
     leaves = jax.tree_util.tree_leaves_with_path(params)
     rule_ids = assign([rule[0] for rule in rules], names_of(params))
-    rates_of_rules = [(rule[2], "-") if len(rule) == 3 else rates(rule[1]) for rule in rules]
+    rates_of_rules = [rates(rule[1]) for rule in rules]
     state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(route(rules).init, params))
     owned: list[list[tuple[str, Any]]] = [[] for _ in leaves]
     other_bytes = 0
@@ -128,6 +134,7 @@ def explain(rules: Sequence[Rule], params: Any) -> Explanation:
             shape=tuple(x.shape),
             dtype=str(x.dtype),
             pattern=rules[i][0],
+            label="".join(rules[i][2:]),
             learning_rate=rates_of_rules[i][0],
             weight_decay=rates_of_rules[i][1],
             state=tuple(f"{name} {s.dtype}[{','.join(map(str, s.shape))}]" for name, s in mine),

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, BFloat16, Float32, Int32, UInt32
 
 from dovetail_optim._patterns import name_of
-from dovetail_optim.mix import mix
+from dovetail_optim.compressing.mix import mix
 from dovetail_optim.route import with_extra_args
 
 

@@ -22,7 +22,7 @@ from dovetail_models.families import (
     siglip_vision,
     vit,
 )
-from dovetail_models.hf.table import Family
+from dovetail_models.tables.table import Family
 
 # Families by the `model_type` of config.json.
 FAMILIES: dict[str, Family] = {

@@ -13,13 +13,12 @@ Dropout, a training option in config.json, is not computed here.
 import dataclasses
 from typing import Any
 
-from dovetail_models.config import Norm
-from dovetail_models.encoder_config import TextConfig, TokenPool
-from dovetail_models.families import shape, tower
-from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.layer_config import Activation
+from dovetail_models.config.encoder import TextConfig, TokenPool
+from dovetail_models.config.layer import Activation
+from dovetail_models.families import tower
+from dovetail_models.tables.table import SAME, Family, Row, Table, in_layers, linear
 
-_THEIRS, _OURS = "encoder.layer.{i}.", "layers.{i}."
+_LAYER = "encoder.layer.{i}."
 # Google's multilingual files describe a pooler; transformers reads none of it.
 _UNREAD = frozenset(
     {"directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"}
@@ -33,15 +32,15 @@ _LINEAR = {
     "intermediate.dense": "mlp.up",
     "output.dense": "mlp.down",
 }
+_NORMS = {"attention.output.LayerNorm": "attn_norm", "output.LayerNorm": "mlp_norm"}
 _TABLE: Table = (
-    Row("embeddings.word_embeddings.weight", "embed.embedding", shape.SAME),
-    Row("embeddings.position_embeddings.weight", "positions.embedding", shape.SAME),
-    Row("embeddings.token_type_embeddings.weight", "types.embedding", shape.SAME),
+    Row("embeddings.word_embeddings.weight", "embed.embedding", SAME),
+    Row("embeddings.position_embeddings.weight", "positions.embedding", SAME),
+    Row("embeddings.token_type_embeddings.weight", "types.embedding", SAME),
     *tower.norm("embeddings.LayerNorm", "embed_norm"),
-    *(r for a, b in _LINEAR.items() for r in shape.linear(_THEIRS + a, _OURS + b)),
-    *tower.norm(_THEIRS + "attention.output.LayerNorm", _OURS + "attn_norm"),
-    *tower.norm(_THEIRS + "output.LayerNorm", _OURS + "mlp_norm"),
-    *shape.linear("pooler.dense", "pooler.dense"),
+    *in_layers(_LINEAR, theirs=_LAYER),
+    *in_layers(_NORMS, row=tower.norm, theirs=_LAYER),
+    *linear("pooler.dense", "pooler.dense"),
 )
 
 
@@ -54,6 +53,7 @@ def _old(row: Row) -> Row:
 _OLD: Table = tuple(map(_old, _TABLE))
 
 
+@tower.builder
 def bert(
     *,
     vocab_size: int,
@@ -71,18 +71,10 @@ def bert(
     """Returns the configuration of a BERT with `depth` equal layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Heads per layer; a divisor of `embed`.
-        mlp: Hidden units of a feed-forward block.
-        activation: Activation of the feed-forward blocks.
-        norm_eps: Epsilon of the norms.
         max_length: Number of learned positions, and so the longest sequence in tokens.
         token_types: Number of token types. They tell the sentences of a pair apart. 0: none.
         pooler: Add the tanh of a projection of the first token. Sentence embeddings by the mean do
             not need it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size or rate is not positive, or `heads` does not divide `embed`.
@@ -93,53 +85,23 @@ def bert(
         >>> config.pooler
         TokenPool(width=16, last=False, tanh=True)
     """
-    sizes = {"heads": heads, "mlp": mlp, "activation": activation}
-    return TextConfig(
-        family="bert",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=tower.layers(embed, depth, norms="post", **sizes),
-        norm=Norm(kind="layer", eps=norm_eps),
-        max_length=max_length,
-        token_types=token_types,
-        pooler=TokenPool(width=embed) if pooler else None,
-        init_std=init_std,
-    )
-
-
-def _read(keys: Keys) -> TextConfig:
-    kinds = ("BertModel", "BertForPreTraining", "BertForMaskedLM")
-    keys.expect("architectures", *([kind] for kind in kinds))
-    for name in ("is_decoder", "add_cross_attention"):
-        keys.expect(name, False)
-    keys.expect("position_embedding_type", "absolute")
-    return bert(
-        vocab_size=shape.count(keys, "vocab_size"),
-        **tower.read_sizes(keys, activation="gelu", eps=1e-12),
-        max_length=shape.count(keys, "max_position_embeddings", required=False) or 512,
-        token_types=shape.count(keys, "type_vocab_size", required=False) or 2,
-        pooler=keys.take("add_pooling_layer", True),
-        init_std=keys.take("initializer_range", 0.02),
-    )
-
-
-def _write(config: TextConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["BertModel"],
-        "vocab_size": config.vocab_size,
-        **tower.write_sizes(config),
-        "max_position_embeddings": config.max_length,
-        "type_vocab_size": config.token_types,
-        "initializer_range": config.init_std,
-        "is_decoder": False,
-        "add_cross_attention": False,
-        **tower.write_pooler(config),
-    }
+    given: dict[str, Any] = locals() | {"pooler": TokenPool(width=embed) if pooler else None}
+    return tower.config(TextConfig, "bert", norms="post", **given)
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=tower.encoder_json(
+        builder=bert,
+        fixed={
+            "architectures": (["BertModel"], ["BertForPreTraining"], ["BertForMaskedLM"]),
+            "is_decoder": (False,),
+            "add_cross_attention": (False,),
+        },
+        expected={"position_embedding_type": ("absolute",)},
+        absent={"activation": "gelu", "norm_eps": 1e-12, "max_length": 512},
+        more=lambda keys, values: {"pooler": keys.take("add_pooling_layer", True)},
+        also=tower.write_pooler,
+    ),
     table=_TABLE,
     layouts=(_OLD, tower.prefixed("bert.", _TABLE), tower.prefixed("bert.", _OLD)),
     inert=tower.INERT | _UNREAD,

@@ -7,16 +7,16 @@ the scale of the scores. The first k layers are dense. The selected weights are 
 sum. With `group_limited_greedy` a token goes to the groups with the best single experts.
 """
 
-from typing import Any
-
-from dovetail_models.config import Config, LatentAttention, Norm
+from dovetail_models.config.decoder import Config, LatentAttention
+from dovetail_models.config.layer import Experts, Groups, Mlp
 from dovetail_models.families import deepseek, shape
-from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Experts, Groups, Mlp
+from dovetail_models.tables.config_json import Keys, Values, count
+from dovetail_models.tables.table import Family
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
 
+@shape.builder
 def deepseek_v2(
     *,
     vocab_size: int,
@@ -34,18 +34,11 @@ def deepseek_v2(
     """Returns the configuration of a DeepSeek-V2 with `depth` layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
         attention: Latent attention of every layer. The published models have
             `Rope(interleaved=True)`.
         mlp: Hidden units of a dense block.
         experts: Mixture of the other layers. The published models have `Experts(normalise=False)`.
         dense: Number of leading layers with one dense block instead of the mixture.
-        norm_eps: Epsilon of the norms.
-        tie: Share the embedding with the output head.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size or rate is not positive.
@@ -61,23 +54,10 @@ def deepseek_v2(
         >>> [type(layer.mlp).__name__ for layer in config.layers]
         ['Mlp', 'Experts']
     """
-    return Config(
-        family="deepseek_v2",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=deepseek.layers(attention, experts, depth=depth, dense=dense, mlp=mlp),
-        norm=Norm(eps=norm_eps),
-        tie=tie,
-        max_length=max_length,
-        init_std=init_std,
-    )
+    return deepseek.config("deepseek_v2", **locals())
 
 
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["DeepseekV2ForCausalLM"], ["DeepseekV2Model"])
-    keys.expect("scoring_func", "softmax")
-    # transformers reads this key and never uses it.
-    keys.expect("norm_topk_prob", False)
+def _more(keys: Keys, values: Values) -> Values:
     method = keys.take("topk_method", _GREEDY)
     if method not in (_GREEDY, _LIMITED):
         raise ValueError(
@@ -86,32 +66,36 @@ def _read(keys: Keys) -> Config:
         )
     groups = None
     if method == _LIMITED:
-        count, top_k = shape.count(keys, "n_group"), shape.count(keys, "topk_group")
-        groups = Groups(count=count, top_k=top_k, score="max")
-    return deepseek_v2(
-        **deepseek.read_sizes(keys, interleaved=True, max_length=2048, dense=0),
-        experts=deepseek.read_experts(keys, scale=1.0, normalise=False, groups=groups),
-    )
-
-
-def _write(config: Config) -> dict[str, Any]:
-    block = shape.first_experts(config)
-    keys = {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        **deepseek.write_sizes(config),
-        "mlp_bias": False,
-        "scoring_func": "softmax",
-        "norm_topk_prob": False,
-        "topk_method": _GREEDY if block.groups is None else _LIMITED,
+        n, top_k = count(keys, "n_group"), count(keys, "topk_group")
+        groups = Groups(count=n, top_k=top_k, score="max")
+    return {
+        "attention": deepseek.read_attention(keys, values, interleaved=True),
+        "experts": deepseek.read_experts(keys, scale=1.0, normalise=False, groups=groups),
     }
-    if block.groups is not None:
-        keys |= {"n_group": block.groups.count, "topk_group": block.groups.top_k}
-    return keys
+
+
+def _also(config: Config) -> Values:
+    groups = shape.first_experts(config).groups
+    keys = deepseek.write(config) | {"topk_method": _LIMITED if groups else _GREEDY}
+    return keys | ({"n_group": groups.count, "topk_group": groups.top_k} if groups else {})
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=deepseek.config_json(
+        builder=deepseek_v2,
+        fixed={
+            **shape.architectures("DeepseekV2"),
+            **shape.SILU,
+            "moe_layer_freq": (1,),
+            "mlp_bias": (False,),
+            "scoring_func": ("softmax",),
+            # transformers reads this key and never uses it.
+            "norm_topk_prob": (False,),
+        },
+        absent={"max_length": 2048, "dense": 0},
+        more=_more,
+        also=_also,
+    ),
     table=deepseek.TABLE,
     layouts=(deepseek.FUSED,),
     # Without a limit on groups these two have no effect.

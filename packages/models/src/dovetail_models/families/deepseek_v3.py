@@ -8,20 +8,20 @@ and multiplied by 2.5. Files hold fp8 blocks with scales, and a layer for multi-
 this layer is left out.
 """
 
-from typing import Any
-
-from dovetail_models.config import Config, LatentAttention, Norm
+from dovetail_models.config.decoder import Config, LatentAttention
+from dovetail_models.config.layer import Experts, Groups, Mlp
 from dovetail_models.families import deepseek, shape
-from dovetail_models.hf.table import Family, Keys, Row
-from dovetail_models.layer_config import Experts, Groups, Mlp
+from dovetail_models.tables.config_json import Keys, Values, count
+from dovetail_models.tables.table import SAME, Family, Row
 
 _BIAS = Row(
     "model.layers.{i}.mlp.gate.e_score_correction_bias",
     "layers.{i}.mlp.router.selection_bias",
-    shape.SAME,
+    SAME,
 )
 
 
+@shape.builder
 def deepseek_v3(
     *,
     vocab_size: int,
@@ -39,19 +39,12 @@ def deepseek_v3(
     """Returns the configuration of a DeepSeek-V3 with `depth` layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
         attention: Latent attention of every layer. The published models have
             `Rope(interleaved=True)`.
         mlp: Hidden units of a dense block.
         experts: Mixture of the other layers. The published models have score="sigmoid",
             selection_bias=True, scale=2.5 and 8 groups; the best 4 by "top2" are selected.
         dense: Number of leading layers with one dense block instead of the mixture.
-        norm_eps: Epsilon of the norms.
-        tie: Share the embedding with the output head.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size or rate is not positive.
@@ -67,46 +60,31 @@ def deepseek_v3(
         >>> [type(layer.mlp).__name__ for layer in config.layers]
         ['Mlp', 'Experts']
     """
-    return Config(
-        family="deepseek_v3",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=deepseek.layers(attention, experts, depth=depth, dense=dense, mlp=mlp),
-        norm=Norm(eps=norm_eps),
-        tie=tie,
-        max_length=max_length,
-        init_std=init_std,
-    )
+    return deepseek.config("deepseek_v3", **locals())
 
 
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["DeepseekV3ForCausalLM"], ["DeepseekV3Model"])
-    keys.expect("scoring_func", "sigmoid")
-    keys.expect("topk_method", "noaux_tc")
+def _more(keys: Keys, values: Values) -> Values:
     interleaved = keys.take("rope_interleave", True)
-    count, top_k = shape.count(keys, "n_group"), shape.count(keys, "topk_group")
-    return deepseek_v3(
-        **deepseek.read_sizes(keys, interleaved=interleaved, max_length=4096, dense=3),
-        experts=deepseek.read_experts(
+    groups = Groups(count=count(keys, "n_group"), top_k=count(keys, "topk_group"), score="top2")
+    return {
+        "attention": deepseek.read_attention(keys, values, interleaved=interleaved),
+        "experts": deepseek.read_experts(
             keys,
             scale=2.5,
             score="sigmoid",
             normalise=keys.take("norm_topk_prob", True),
-            groups=Groups(count=count, top_k=top_k, score="top2"),
+            groups=groups,
             selection_bias=True,
         ),
-    )
+    }
 
 
-def _write(config: Config) -> dict[str, Any]:
+def _also(config: Config) -> Values:
     block, attention = shape.first_experts(config), config.layers[0].attention
     assert isinstance(attention, LatentAttention)
     groups = block.groups or Groups(count=1, top_k=1, score="top2")
     return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        **deepseek.write_sizes(config),
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
+        **deepseek.write(config),
         "norm_topk_prob": block.normalise,
         "n_group": groups.count,
         "topk_group": groups.top_k,
@@ -121,8 +99,20 @@ def _next_token_layers(config: Config) -> tuple[str, ...]:
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=deepseek.config_json(
+        builder=deepseek_v3,
+        fixed={
+            **shape.architectures("DeepseekV3"),
+            **shape.SILU,
+            "moe_layer_freq": (1,),
+            "scoring_func": ("sigmoid",),
+            "topk_method": ("noaux_tc",),
+        },
+        expected={"mlp_bias": (False,)},
+        absent={"max_length": 4096, "dense": 3},
+        more=_more,
+        also=_also,
+    ),
     table=(*deepseek.TABLE, _BIAS),
     layouts=((*deepseek.FUSED, _BIAS),),
     inert=deepseek.INERT,

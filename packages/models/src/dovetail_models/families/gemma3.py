@@ -8,21 +8,19 @@ Quirks: q and k are normalised before RoPE. Windowed layers have a RoPE base of 
 `attn_logit_softcapping` and caps no score, so a value there has no effect here either.
 """
 
-import dataclasses
-from typing import Any
-
-from dovetail_models.config import Attention, Config
-from dovetail_models.families import shape
-from dovetail_models.families.gemma import norm
-from dovetail_models.families.gemma2 import TABLE, read_sizes, write_sizes
-from dovetail_models.hf.rope import Outer, describe_scaling, parse_rope
-from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp
-from dovetail_models.rope_config import Rope, Scaling
+from dovetail_models.config.decoder import Attention, Config
+from dovetail_models.config.rope import Rope, Scaling
+from dovetail_models.families import gemma2, shape
+from dovetail_models.families.gemma import FIXED
+from dovetail_models.families.gemma2 import SANDWICH
+from dovetail_models.tables.config_json import Keys, Values, count
+from dovetail_models.tables.rope import Outer, describe_scaling, parse_rope
+from dovetail_models.tables.table import Family
 
 _INERT = frozenset({"_sliding_window_pattern", "attn_logit_softcapping"})
 
 
+@shape.builder
 def gemma3(
     *,
     vocab_size: int,
@@ -48,26 +46,12 @@ def gemma3(
     """Returns the configuration of a Gemma 3 text model with `depth` layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Query heads per layer.
-        mlp: Hidden units of a feed-forward block.
-        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
         head_dim: Width of a head; even.
-        query_scalar: Scores are divided by its square root.
         window: Number of positions a query sees in windowed layers. None: all.
-        pattern: Every `pattern`-th layer is full, the others are windowed.
         score_cap: Soft cap c of the scores: `c tanh(scores / c)`. None: no cap. transformers
             cannot compute one in Gemma 3, so `save` refuses the model.
-        logit_cap: Soft cap of the logits. None: no cap.
         rope_theta: Base of the RoPE frequencies in full layers.
         rope_scaling: Scaling of the RoPE frequencies in full layers. None: no scaling.
-        local_theta: Base of the RoPE frequencies in windowed layers.
-        norm_eps: Epsilon of the norms.
-        tie: Share the embedding with the output head.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size, rate, window or cap is not positive, `kv_heads` does not divide `heads`,
@@ -79,69 +63,41 @@ def gemma3(
         >>> [layer.attention.window for layer in config.layers]
         [1024, None]
     """
-    attention = Attention(
-        **shape.heads(embed, heads, kv_heads, head_dim),
-        rope=Rope(theta=rope_theta, scaling=rope_scaling),
-        soft_cap=score_cap,
-        scale=query_scalar**-0.5,
-        qk_norm=True,
-    )
-    windows = [window if (i + 1) % pattern else None for i in range(depth)]
-    block = Mlp(hidden=mlp, activation="gelu_tanh")
-    base = Config(
-        family="gemma3_text",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=shape.layers(attention, block, windows=windows, norms="sandwich"),
-        norm=norm(norm_eps),
-        tie=tie,
-        max_length=max_length,
-        embed_scale=embed**0.5,
-        soft_cap=logit_cap,
-        init_std=init_std,
-    )
-    return _with_ropes(base, full=Rope(theta=rope_theta, scaling=rope_scaling), local=local_theta)
+    return shape.Shape(family="gemma3_text", qk_norm=True, **SANDWICH, **locals()).config()
 
 
-def _with_ropes(config: Config, *, full: Rope, local: float) -> Config:
-    layers = tuple(
-        dataclasses.replace(
-            la,
-            attention=dataclasses.replace(
-                la.attention, rope=Rope(theta=local) if la.attention.window else full
-            ),
-        )
-        for la in config.layers
-    )
-    return dataclasses.replace(config, layers=layers)
-
-
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Gemma3ForCausalLM"], ["Gemma3TextModel"])
-    sizes = read_sizes(keys, max_length=131_072, logit_cap=None)
+def _more(keys: Keys, values: Values) -> Values:
     full = {"rope_theta": keys.take("rope_theta", 1e6), **(keys.take("rope_scaling") or {})}
     local = {"rope_theta": keys.take("rope_local_base_freq", 1e4)}
     new = keys.take("rope_parameters") or {}
-    outer = Outer(max_length=sizes["max_length"], width=sizes["head_dim"])
+    outer = Outer(max_length=values["max_length"], width=values["head_dim"])
     # transformers looks for the flag outside the mapping of a kind of layer, and never finds it.
     full = {**full, **new.get(shape.FULL, {}), "truncate": None}
-    rope, local_rope = (
-        parse_rope(full, outer),
-        parse_rope(local | new.get(shape.SLIDING, {}), outer),
-    )
+    rope = parse_rope(full, outer)
+    local_rope = parse_rope(local | new.get(shape.SLIDING, {}), outer)
     if local_rope.scaling is not None:
         raise ValueError(
             "RoPE of the windowed layers must not be stretched, got rope_parameters="
             f"{new}. No module here computes it; use the library that wrote the file."
         )
-    pattern = shape.count(keys, "sliding_window_pattern", required=False) or 6
-    ropes = {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
-    config = gemma3(**sizes, **ropes, local_theta=local_rope.theta, pattern=pattern)
-    config = shape.with_kinds(keys, config, window=sizes["window"])
-    return _with_ropes(config, full=rope, local=local_rope.theta)
+    return {
+        "rope_theta": rope.theta,
+        "rope_scaling": rope.scaling,
+        "local_theta": local_rope.theta,
+        "pattern": count(keys, "sliding_window_pattern", required=False) or 6,
+    }
 
 
-def _write(config: Config) -> dict[str, Any]:
+def _then(keys: Keys, config: Config, values: Values) -> Config:
+    """Returns `config` with the windows of `layer_types`, and RoPE by window."""
+    full = Rope(theta=values["rope_theta"], scaling=values["rope_scaling"])
+    local = Rope(theta=values["local_theta"])
+    config = shape.with_kinds(keys, config, values)
+    ropes = [{"rope": local if la.attention.window else full} for la in config.layers]
+    return shape.with_attention(config, ropes)
+
+
+def _also(config: Config) -> Values:
     kinds = [la.attention for la in config.layers if isinstance(la.attention, Attention)]
     caps = [kind.soft_cap for kind in kinds if kind.soft_cap is not None]
     if caps:
@@ -150,13 +106,13 @@ def _write(config: Config) -> dict[str, Any]:
             f"key, got score_cap={caps[0]}. Build the model with score_cap=None, or save "
             "nnx.state(model) with dovetail_checkpoint.Store or Orbax."
         )
-    keys = write_sizes(config, architecture="Gemma3ForCausalLM")
     ropes = {la.attention.window is None: la.attention.rope for la in config.layers}
     # Without layers of a kind, write its published base.
     full = ropes.get(True) or Rope(theta=1e6)
     local = ropes.get(False) or Rope(theta=1e4)
     scaling = describe_scaling(full)
-    return keys | {
+    return {
+        **gemma2.write_windows(config),
         "rope_theta": full.theta,
         "rope_scaling": scaling,
         "rope_local_base_freq": local.theta,
@@ -169,5 +125,17 @@ def _write(config: Config) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    read=_read, write=_write, table=(*TABLE, *shape.QK_NORMS), inert=_INERT, tied=shape.TIED
+    config_json=shape.decoder_json(
+        builder=gemma3,
+        fixed=shape.architectures("Gemma3", ["Gemma3TextModel"]) | gemma2.ACTIVATION | FIXED,
+        expected=gemma2.EXPECTED,
+        unread=("score_cap", "rope_theta"),
+        absent={**gemma2.ABSENT, "max_length": 131_072},
+        more=_more,
+        then=_then,
+        also=_also,
+    ),
+    table=(*gemma2.TABLE, *shape.QK_NORMS),
+    inert=_INERT,
+    tied=shape.TIED,
 )

@@ -5,15 +5,13 @@
 Quirks: Llama 2 has kv_heads == heads. Llama 3.1 scales RoPE by wavelength (`Llama3Scaling`).
 """
 
-from typing import Any
-
-from dovetail_models.config import Attention, Config, Norm
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.rope import Scaling
 from dovetail_models.families import shape
-from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp
-from dovetail_models.rope_config import Rope, Scaling
+from dovetail_models.tables.table import Family
 
 
+@shape.builder
 def llama(
     *,
     vocab_size: int,
@@ -35,21 +33,8 @@ def llama(
     """Returns the configuration of a Llama with `depth` equal layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Query heads per layer.
-        mlp: Hidden units of a feed-forward block.
-        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
-        head_dim: Width of a head; even. None: `embed // heads`.
         rope_theta: Base of the RoPE frequencies. Llama 3 has 500_000.0.
-        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
         norm_eps: Epsilon of the norms. Llama 3 has 1e-5.
-        tie: Share the embedding with the output head.
-        attention_bias: Add biases to the q, k, v and output projections.
-        mlp_bias: Add biases to the projections of the feed-forward block.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
@@ -61,49 +46,15 @@ def llama(
         >>> config.layers[0].attention.head_dim
         4
     """
-    attention = Attention(
-        **shape.heads(embed, heads, kv_heads, head_dim),
-        rope=Rope(theta=rope_theta, scaling=rope_scaling),
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
-    )
-    return Config(
-        family="llama",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=shape.layers(attention, Mlp(hidden=mlp, bias=mlp_bias), windows=[None] * depth),
-        norm=Norm(eps=norm_eps),
-        tie=tie,
-        max_length=max_length,
-        init_std=init_std,
-    )
-
-
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["LlamaForCausalLM"], ["LlamaModel"], ["LLaMAForCausalLM"])
-    keys.expect("hidden_act", "silu")
-    config = llama(
-        **shape.read_shape(keys, max_length=2048, kv_required=False),
-        attention_bias=keys.take("attention_bias", False),
-        mlp_bias=keys.take("mlp_bias", False),
-    )
-    return shape.all_full(keys, config)
-
-
-def _write(config: Config) -> dict[str, Any]:
-    layer = config.layers[0]
-    assert isinstance(layer.attention, Attention)
-    return {
-        **shape.write_shape(config, architecture="LlamaForCausalLM", hidden=layer.mlp.hidden),
-        "hidden_act": "silu",
-        "attention_bias": layer.attention.qkv_bias,
-        "mlp_bias": layer.mlp.bias,
-    }
+    return shape.Shape(family="llama", **locals()).config()
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=shape.decoder_json(
+        builder=llama,
+        fixed=shape.architectures("Llama", ["LlamaModel"], ["LLaMAForCausalLM"]) | shape.SILU,
+        absent={"max_length": 2048, "kv_heads": None},
+    ),
     table=shape.TABLE,
     tied=shape.TIED,
 )

@@ -5,15 +5,13 @@
 Quirks: Without a key in config.json the window is 4096 positions. From version 0.2 on it is null.
 """
 
-from typing import Any
-
-from dovetail_models.config import Attention, Config, Norm
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.rope import Scaling
 from dovetail_models.families import shape
-from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp
-from dovetail_models.rope_config import Rope, Scaling
+from dovetail_models.tables.table import Family
 
 
+@shape.builder
 def mistral(
     *,
     vocab_size: int,
@@ -34,21 +32,9 @@ def mistral(
     """Returns the configuration of a Mistral with `depth` equal layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Query heads per layer.
-        mlp: Hidden units of a feed-forward block.
-        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
-        head_dim: Width of a head; even. None: `embed // heads`.
         window: Number of positions a query sees, itself included. None: all. Mistral 7B v0.1 has
             4096.
         rope_theta: Base of the RoPE frequencies. Mistral 7B v0.1 has 10_000.0.
-        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
-        norm_eps: Epsilon of the norms.
-        tie: Share the embedding with the output head.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
@@ -60,38 +46,17 @@ def mistral(
         >>> [layer.attention.window for layer in config.layers]
         [8, 8]
     """
-    attention = Attention(
-        **shape.heads(embed, heads, kv_heads, head_dim),
-        rope=Rope(theta=rope_theta, scaling=rope_scaling),
-    )
-    return Config(
-        family="mistral",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=shape.layers(attention, Mlp(hidden=mlp), windows=[window] * depth),
-        norm=Norm(eps=norm_eps),
-        tie=tie,
-        max_length=max_length,
-        init_std=init_std,
-    )
+    return shape.Shape(family="mistral", **locals()).config()
 
 
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["MistralForCausalLM"], ["MistralModel"])
-    keys.expect("hidden_act", "silu")
-    window = shape.read_window(keys, default=4096)
-    config = mistral(**shape.read_shape(keys, max_length=131_072), window=window)
-    # transformers opens such a model as a Ministral, which differs in nothing else.
-    return shape.with_kinds(keys, config, window=window)
-
-
-def _write(config: Config) -> dict[str, Any]:
-    hidden = config.layers[0].mlp.hidden
-    return {
-        **shape.write_shape(config, architecture="MistralForCausalLM", hidden=hidden),
-        "hidden_act": "silu",
-        "sliding_window": shape.first_window(config),
-    }
-
-
-FAMILY = Family(read=_read, write=_write, table=shape.TABLE, tied=shape.TIED)
+FAMILY = Family(
+    config_json=shape.decoder_json(
+        builder=mistral,
+        fixed=shape.architectures("Mistral") | shape.SILU,
+        absent={"max_length": 131_072, "window": 4096},
+        # transformers opens such a model as a Ministral, which differs in nothing else.
+        then=shape.with_kinds,
+    ),
+    table=shape.TABLE,
+    tied=shape.TIED,
+)

@@ -9,13 +9,14 @@ Without keys in config.json the window has 4096 positions and begins at layer 28
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Norm
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.rope import Scaling
 from dovetail_models.families import shape
-from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp
-from dovetail_models.rope_config import Rope, Scaling
+from dovetail_models.tables.config_json import Keys, Values
+from dovetail_models.tables.table import Family
 
 
+@shape.builder
 def qwen2(
     *,
     vocab_size: int,
@@ -34,21 +35,6 @@ def qwen2(
 ) -> Config:
     """Returns the configuration of a Qwen 2 or 2.5 with `depth` equal layers.
 
-    Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Query heads per layer.
-        mlp: Hidden units of a feed-forward block.
-        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
-        head_dim: Width of a head; even. None: `embed // heads`.
-        rope_theta: Base of the RoPE frequencies.
-        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
-        norm_eps: Epsilon of the norms.
-        tie: Share the embedding with the output head.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
-
     Raises:
         ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
             `head_dim` is odd, or it is None and `heads` does not divide `embed`.
@@ -60,25 +46,20 @@ def qwen2(
         >>> attention.qkv_bias, attention.out_bias
         (True, False)
     """
-    attention = Attention(
-        **shape.heads(embed, heads, kv_heads, head_dim),
-        rope=Rope(theta=rope_theta, scaling=rope_scaling),
-        qkv_bias=True,
-    )
-    return Config(
-        family="qwen2",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=shape.layers(attention, Mlp(hidden=mlp), windows=[None] * depth),
-        norm=Norm(eps=norm_eps),
-        tie=tie,
-        max_length=max_length,
-        init_std=init_std,
-    )
+    return shape.Shape(family="qwen2", qkv_bias=True, **locals()).config()
 
 
-def with_windows(keys: Keys, config: Config) -> Config:
-    """Returns `config` with the windows given by Qwen's keys."""
+def with_windows(keys: Keys, config: Config, values: Values) -> Config:
+    """Returns `config` with the windows given by Qwen's keys.
+
+    Args:
+        keys: The keys of config.json.
+        config: The configuration without windows.
+        values: The arguments of the builder. None of them is a window.
+
+    Raises:
+        ValueError: `layer_types` does not fit the layers.
+    """
     depth = len(config.layers)
     # Without use_sliding_window the other two keys have no effect and are kept as extra keys.
     window, full = None, depth
@@ -100,26 +81,16 @@ def write_windows(config: Config) -> dict[str, Any]:
     return keys
 
 
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Qwen2ForCausalLM"], ["Qwen2Model"])
-    # q, k and v have biases, whatever this says.
-    keys.take("attention_bias")
-    keys.expect("hidden_act", "silu")
-    return with_windows(keys, qwen2(**shape.read_shape(keys, max_length=32_768)))
-
-
-def _write(config: Config) -> dict[str, Any]:
-    hidden = config.layers[0].mlp.hidden
-    return {
-        **shape.write_shape(config, architecture="Qwen2ForCausalLM", hidden=hidden),
-        "hidden_act": "silu",
-        **write_windows(config),
-    }
-
-
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=shape.decoder_json(
+        builder=qwen2,
+        fixed=shape.architectures("Qwen2") | shape.SILU,
+        absent={"max_length": 32_768},
+        # q, k and v have biases, whatever this says.
+        ignored=("attention_bias",),
+        then=with_windows,
+        also=write_windows,
+    ),
     table=shape.TABLE,
     inert=frozenset({"sliding_window"}),
     tied=shape.TIED,

@@ -6,16 +6,14 @@ Quirks: The width of a head is independent of the other sizes (128 without a key
 Windows are given as in Qwen 2.
 """
 
-from typing import Any
-
-from dovetail_models.config import Attention, Config, Norm
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.rope import Scaling
 from dovetail_models.families import shape
 from dovetail_models.families.qwen2 import with_windows, write_windows
-from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Mlp
-from dovetail_models.rope_config import Rope, Scaling
+from dovetail_models.tables.table import Family
 
 
+@shape.builder
 def qwen3(
     *,
     vocab_size: int,
@@ -36,20 +34,7 @@ def qwen3(
     """Returns the configuration of a dense Qwen 3 with `depth` equal layers.
 
     Args:
-        vocab_size: Number of token ids.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Query heads per layer.
-        mlp: Hidden units of a feed-forward block.
-        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
         head_dim: Width of a head; even.
-        rope_theta: Base of the RoPE frequencies.
-        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
-        norm_eps: Epsilon of the norms.
-        tie: Share the embedding with the output head.
-        attention_bias: Add biases to the q, k, v and output projections.
-        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`, or
@@ -61,47 +46,18 @@ def qwen3(
         >>> config.layers[0].attention.head_dim, config.layers[0].attention.qk_norm
         (128, True)
     """
-    attention = Attention(
-        **shape.heads(embed, heads, kv_heads, head_dim),
-        rope=Rope(theta=rope_theta, scaling=rope_scaling),
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
-        qk_norm=True,
-    )
-    return Config(
-        family="qwen3",
-        vocab_size=vocab_size,
-        embed=embed,
-        layers=shape.layers(attention, Mlp(hidden=mlp), windows=[None] * depth),
-        norm=Norm(eps=norm_eps),
-        tie=tie,
-        max_length=max_length,
-        init_std=init_std,
-    )
-
-
-def _read(keys: Keys) -> Config:
-    keys.expect("architectures", ["Qwen3ForCausalLM"], ["Qwen3Model"])
-    keys.expect("use_qk_norm", True)
-    keys.expect("hidden_act", "silu")
-    sizes = shape.read_shape(keys, max_length=32_768, head_dim=128)
-    return with_windows(keys, qwen3(**sizes, attention_bias=keys.take("attention_bias", False)))
-
-
-def _write(config: Config) -> dict[str, Any]:
-    layer = config.layers[0]
-    assert isinstance(layer.attention, Attention)
-    return {
-        **shape.write_shape(config, architecture="Qwen3ForCausalLM", hidden=layer.mlp.hidden),
-        "hidden_act": "silu",
-        "attention_bias": layer.attention.qkv_bias,
-        **write_windows(config),
-    }
+    return shape.Shape(family="qwen3", qk_norm=True, **locals()).config()
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=shape.decoder_json(
+        builder=qwen3,
+        fixed=shape.architectures("Qwen3") | shape.SILU,
+        expected={"use_qk_norm": (True,)},
+        absent={"max_length": 32_768, "head_dim": 128},
+        then=with_windows,
+        also=write_windows,
+    ),
     table=(*shape.TABLE, *shape.QK_NORMS),
     inert=frozenset({"sliding_window"}),
     tied=shape.TIED,

@@ -8,21 +8,23 @@ exponential and shifted, for a sigmoid.
 
 import dataclasses
 import json
-from typing import Any
 
-from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
-from dovetail_models.families import shape, siglip_text, siglip_vision, tower
-from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models import _elsewhere
+from dovetail_models.config.encoder import DualConfig, TextConfig, VisionConfig
+from dovetail_models.families import siglip_text, siglip_vision, tower
+from dovetail_models.tables.config_json import ConfigJson, Keys, Values
+from dovetail_models.tables.table import SAME, Family, Row, Table
 
 _TABLE: Table = (
     *tower.prefixed("text_model.", siglip_text.TABLE, within="text."),
     *tower.prefixed("vision_model.", siglip_vision.TABLE, within="vision."),
-    Row("logit_scale", "logit_scale", shape.SAME),
-    Row("logit_bias", "logit_bias", shape.SAME),
+    Row("logit_scale", "logit_scale", SAME),
+    Row("logit_bias", "logit_bias", SAME),
 )
-_INNER = {"text": tower.INERT, "vision": siglip_vision.INERT}
+_TOWERS = {"text": siglip_text.FAMILY, "vision": siglip_vision.FAMILY}
 
 
+@_elsewhere.family
 def siglip(*, text: TextConfig, vision: VisionConfig) -> DualConfig:
     """Returns the configuration of a SigLIP.
 
@@ -45,35 +47,37 @@ def siglip(*, text: TextConfig, vision: VisionConfig) -> DualConfig:
     return DualConfig(family="siglip", text=text, vision=vision)
 
 
-def _read(keys: Keys) -> DualConfig:
-    keys.expect("architectures", ["SiglipModel"])
+def _more(keys: Keys, values: Values) -> Values:
     towers = {}
-    for name, read in (("text", siglip_text.read), ("vision", siglip_vision.read)):
+    for name, family in _TOWERS.items():
         inner = keys.inner(f"{name}_config")
         inner.expect("model_type", f"siglip_{name}_model")
         for kept in ("dtype", "torch_dtype"):
             inner.take(kept)
-        config = read(inner)
-        towers[name] = dataclasses.replace(config, extra=inner.extra(_INNER[name], inner.allow))
-    return siglip(**towers)
+        config = family.config_json.read(inner)
+        towers[name] = dataclasses.replace(config, extra=inner.extra(family.inert, inner.allow))
+    return towers
 
 
-def _write(config: DualConfig) -> dict[str, Any]:
-    text = _inner(config.text, siglip_text.write(config.text))
-    vision = _inner(config.vision, siglip_vision.write(config.vision))
-    return {"architectures": ["SiglipModel"], "text_config": text, "vision_config": vision}
-
-
-def _inner(config: TextConfig | VisionConfig, keys: dict[str, Any]) -> dict[str, Any]:
-    extra = {name: json.loads(text) for name, text in config.extra}
-    # Only the outer object names a transformers class.
-    del keys["architectures"]
-    return {**extra, "model_type": config.family, **keys}
+def _also(config: DualConfig) -> Values:
+    towers = {}
+    for name, family in _TOWERS.items():
+        tower = getattr(config, name)
+        keys = family.config_json.write(tower)
+        # Only the outer object names a transformers class.
+        del keys["architectures"]
+        extra = {key: json.loads(text) for key, text in tower.extra}
+        towers[f"{name}_config"] = {**extra, "model_type": tower.family, **keys}
+    return towers
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=ConfigJson(
+        builder=siglip,
+        fixed={"architectures": (["SiglipModel"],)},
+        more=_more,
+        also=_also,
+    ),
     table=_TABLE,
     inert=tower.INERT,
     tied=None,

@@ -10,14 +10,13 @@ not computed here.
 
 from typing import Any
 
-from dovetail_models.config import Attention, Norm
-from dovetail_models.encoder_config import TokenPool, VisionConfig
-from dovetail_models.families import shape, tower
-from dovetail_models.hf.ops import Conv, Lead
-from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.layer_config import Activation
+from dovetail_models.config.encoder import TokenPool, VisionConfig
+from dovetail_models.config.layer import Activation
+from dovetail_models.families import tower
+from dovetail_models.tables.config_json import Key, Keys, Values, count
+from dovetail_models.tables.ops import Conv, Lead
+from dovetail_models.tables.table import SAME, Family, Row, Table, in_layers, linear
 
-_THEIRS, _OURS = "encoder.layer.{i}.", "layers.{i}."
 _LINEAR = {
     "attention.attention.query": "attn.q",
     "attention.attention.key": "attn.k",
@@ -26,20 +25,22 @@ _LINEAR = {
     "intermediate.dense": "mlp.up",
     "output.dense": "mlp.down",
 }
+_LAYER = "encoder.layer.{i}."
+_NORMS = {"layernorm_before": "attn_norm", "layernorm_after": "mlp_norm"}
 _BODY: Table = (
     Row("embeddings.cls_token", "class_token", Lead(2)),
     Row("embeddings.position_embeddings", "positions.embedding", Lead(1)),
     Row("embeddings.patch_embeddings.projection.weight", "patch.kernel", Conv()),
-    Row("embeddings.patch_embeddings.projection.bias", "patch.bias", shape.SAME),
-    *(r for a, b in _LINEAR.items() for r in shape.linear(_THEIRS + a, _OURS + b)),
-    *tower.norm(_THEIRS + "layernorm_before", _OURS + "attn_norm"),
-    *tower.norm(_THEIRS + "layernorm_after", _OURS + "mlp_norm"),
+    Row("embeddings.patch_embeddings.projection.bias", "patch.bias", SAME),
+    *in_layers(_LINEAR, theirs=_LAYER),
+    *in_layers(_NORMS, row=tower.norm, theirs=_LAYER),
     *tower.norm("layernorm", "norm"),
 )
-_PLAIN: Table = (*_BODY, *shape.linear("pooler.dense", "pooler.dense"))
-_LABELLED: Table = (*tower.prefixed("vit.", _BODY), *shape.linear("classifier", "classifier"))
+_PLAIN: Table = (*_BODY, *linear("pooler.dense", "pooler.dense"))
+_LABELLED: Table = (*tower.prefixed("vit.", _BODY), *linear("classifier", "classifier"))
 
 
+@tower.builder
 def vit(
     *,
     image_size: int | tuple[int, int],
@@ -61,17 +62,9 @@ def vit(
     Args:
         image_size: Side of the square images, or (height, width), in pixels.
         patch: Side of a patch, in pixels.
-        embed: Width of the residual stream.
-        depth: Number of layers.
-        heads: Heads per layer; a divisor of `embed`.
-        mlp: Hidden units of a feed-forward block.
         channels: Channels of an image.
-        activation: Activation of the feed-forward blocks.
-        norm_eps: Epsilon of the norms.
-        qkv_bias: Add biases to the q, k and v projections.
         pooler: Width of the pooled vector. None: no pooler.
         labels: Names of the classes. Empty: no classifier.
-        init_std: Standard deviation of fresh weights.
 
     Raises:
         ValueError: A size or rate is not positive, `heads` does not divide `embed`, or `patch`
@@ -83,45 +76,25 @@ def vit(
         >>> config.grid, config.length
         ((2, 2), 5)
     """
-    sizes = {"heads": heads, "mlp": mlp, "activation": activation, "qkv_bias": qkv_bias}
-    square = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return VisionConfig(
-        family="vit",
-        image_size=square,
-        patch=patch,
-        embed=embed,
-        layers=tower.layers(embed, depth, norms="pre", **sizes),
-        norm=Norm(kind="layer", eps=norm_eps),
-        channels=channels,
-        class_token=True,
-        pooler=None if pooler is None else TokenPool(width=pooler),
-        labels=labels,
-        init_std=init_std,
-    )
+    given: dict[str, Any] = {**locals()}
+    given["pooler"] = None if pooler is None else TokenPool(width=pooler)
+    if isinstance(image_size, int):
+        given["image_size"] = (image_size, image_size)
+    return tower.config(VisionConfig, "vit", class_token=True, **given)
 
 
-def _read(keys: Keys) -> VisionConfig:
+def _more(keys: Keys, values: Values) -> Values:
     kind = keys.take("architectures", ["ViTModel"])
     if kind not in (["ViTModel"], ["ViTForImageClassification"]):
         raise ValueError(
             "config.json key 'architectures' must be ['ViTModel'] or ['ViTForImageClassification']"
             f", got architectures={kind!r}. Save the model as one of these."
         )
-    keys.expect("pooler_act", "tanh")
-    sizes = tower.read_sizes(keys, activation="gelu", eps=1e-12)
-    width = shape.count(keys, "pooler_output_size", required=False) or sizes["embed"]
+    width = count(keys, "pooler_output_size", required=False) or values["embed"]
     labelled = kind == ["ViTForImageClassification"]
     pooled = keys.take("add_pooling_layer", True) and not labelled
-    return vit(
-        image_size=tower.read_size(keys, "image_size", 224),
-        patch=tower.read_square(keys, "patch_size", 16),
-        **sizes,
-        channels=shape.count(keys, "num_channels", required=False) or 3,
-        qkv_bias=keys.take("qkv_bias", True),
-        pooler=width if pooled else None,
-        labels=_read_labels(keys) if labelled else (),
-        init_std=keys.take("initializer_range", 0.02),
-    )
+    labels = _read_labels(keys) if labelled else ()
+    return {"pooler": width if pooled else None, "labels": labels}
 
 
 def _read_labels(keys: Keys) -> tuple[str, ...]:
@@ -139,31 +112,31 @@ def _read_labels(keys: Keys) -> tuple[str, ...]:
     return tuple(by_id[i] for i in order)
 
 
-def _write(config: VisionConfig) -> dict[str, Any]:
-    layer, labels = config.layers[0], config.labels
-    assert isinstance(layer.attention, Attention)
-    names = {
-        "id2label": {str(i): name for i, name in enumerate(labels)},
-        "label2id": {name: i for i, name in enumerate(labels)},
-    }
+def _side(pair: tuple[int, int]) -> int | list[int]:
+    return pair[0] if pair[0] == pair[1] else list(pair)
+
+
+def _also(config: VisionConfig) -> Values:
+    architecture, end = "ViTModel", tower.write_pooler(config)
+    if config.labels:
+        architecture = "ViTForImageClassification"
+        end = {
+            "id2label": {str(i): name for i, name in enumerate(config.labels)},
+            "label2id": {name: i for i, name in enumerate(config.labels)},
+        }
     width = config.pooler.width if isinstance(config.pooler, TokenPool) else config.embed
-    return {
-        "architectures": ["ViTForImageClassification" if labels else "ViTModel"],
-        **tower.write_sizes(config),
-        "image_size": tower.write_size(config.image_size),
-        "patch_size": config.patch,
-        "num_channels": config.channels,
-        "qkv_bias": layer.attention.qkv_bias,
-        "pooler_act": "tanh",
-        "pooler_output_size": width,
-        "initializer_range": config.init_std,
-        **(names if labels else tower.write_pooler(config)),
-    }
+    return {"architectures": [architecture], "pooler_output_size": width, **end}
 
 
 FAMILY = Family(
-    read=_read,
-    write=_write,
+    config_json=tower.encoder_json(
+        builder=vit,
+        own=(Key("image_size", "image_size", 224, tower.size, _side),),
+        fixed={"pooler_act": ("tanh",)},
+        absent={"activation": "gelu", "norm_eps": 1e-12},
+        more=_more,
+        also=_also,
+    ),
     table=_PLAIN,
     layouts=(_LABELLED, tower.prefixed("vit.", _PLAIN)),
     inert=tower.INERT | {"encoder_stride"},

@@ -29,22 +29,32 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_models import lora
+from dovetail_models._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_models._suggestions import public_names as _public_names
+from dovetail_models.adapters.paths import select, trainable
 from dovetail_models.balancing import record_load, track_load, update_selection_bias
-from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
-from dovetail_models.decoder import Decoder
-from dovetail_models.describe import Description, describe
-from dovetail_models.diff import Difference, diff
-from dovetail_models.diverge import diverge
-from dovetail_models.encoder import TextEncoder
-from dovetail_models.encoder_config import (
+from dovetail_models.comparing.diff import Difference, diff
+from dovetail_models.comparing.diverge import diverge
+from dovetail_models.config.decoder import Attention, Config, LatentAttention, Layer, Norm
+from dovetail_models.config.encoder import (
     AttentionPool,
     DualConfig,
     TextConfig,
     TokenPool,
     VisionConfig,
 )
+from dovetail_models.config.layer import ClampedGlu, Experts, Groups, Mlp
+from dovetail_models.config.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
+from dovetail_models.describing.describe import Description, describe
 from dovetail_models.families.bert import bert
 from dovetail_models.families.deepseek_v2 import deepseek_v2
 from dovetail_models.families.deepseek_v3 import deepseek_v3
@@ -64,32 +74,25 @@ from dovetail_models.families.siglip_text import siglip_text
 from dovetail_models.families.siglip_vision import siglip_vision
 from dovetail_models.families.vit import vit
 from dovetail_models.flops import active, flops, kv_bytes, size
-from dovetail_models.generation import GenerationDefaults, generation_defaults
 from dovetail_models.hf.accept import accepting
-from dovetail_models.hf.explain import explain
+from dovetail_models.hf.explain import Explanation, explain
+from dovetail_models.hf.generation import GenerationDefaults, generation_defaults
 from dovetail_models.hf.load import load, load_encoder
 from dovetail_models.hf.save import save
 from dovetail_models.init import abstract, init
-from dovetail_models.layer_config import ClampedGlu, Experts, Groups, Mlp
-from dovetail_models.pool import pool
-from dovetail_models.reference import attention, dense_kv
-from dovetail_models.rope_config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rope,
-    YarnScaling,
-)
-from dovetail_models.run import Remat
-from dovetail_models.shard import RULES, shardings
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.model.encoder import TextEncoder
+from dovetail_models.model.pool import pool
+from dovetail_models.model.reference import attention, dense_kv
+from dovetail_models.model.run import Remat
+from dovetail_models.model.vision import DualEncoder, VisionEncoder
+from dovetail_models.placing.shard import RULES, shardings
+from dovetail_models.surgery import lora
 from dovetail_models.surgery.grow import grow
 from dovetail_models.surgery.layers import relayer
 from dovetail_models.surgery.merge import merge
-from dovetail_models.surgery.paths import select, trainable
 from dovetail_models.surgery.replace import replace
 from dovetail_models.surgery.vocab import cast, resize_vocab, untie
-from dovetail_models.vision import DualEncoder, VisionEncoder
 
 __all__ = [  # noqa: RUF022, by topic
     # Models
@@ -105,6 +108,7 @@ __all__ = [  # noqa: RUF022, by topic
     "load_encoder",
     "save",
     "explain",
+    "Explanation",
     "generation_defaults",
     "GenerationDefaults",
     "accepting",
@@ -184,3 +188,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-models")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "testing", **_ELSEWHERE)

@@ -14,9 +14,9 @@ served changes nothing.
 import jax.numpy as jnp
 from flax import nnx
 
-from dovetail_models.decoder import Decoder
 from dovetail_models.layers.experts import MixtureOfExperts
 from dovetail_models.layers.router import Balance, ExpertLoad, Router
+from dovetail_models.model.decoder import Decoder
 
 
 def track_load(model: Decoder) -> Decoder:

@@ -9,12 +9,12 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_models.config import Config
-from dovetail_models.decoder import Decoder
-from dovetail_models.encoder import TextEncoder
-from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
-from dovetail_models.shard import WEIGHTS, Rules, shardings
-from dovetail_models.vision import DualEncoder, VisionEncoder
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.encoder import DualConfig, TextConfig, VisionConfig
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.model.encoder import TextEncoder
+from dovetail_models.model.vision import DualEncoder, VisionEncoder
+from dovetail_models.placing.shard import WEIGHTS, Rules, shardings
 
 AnyConfig: TypeAlias = Config | TextConfig | VisionConfig | DualConfig
 AnyModel: TypeAlias = Decoder | TextEncoder | VisionEncoder | DualEncoder

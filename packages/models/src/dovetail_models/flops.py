@@ -16,9 +16,9 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
-from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
-from dovetail_models.layer_config import Experts, Mlp
-from dovetail_models.shard import Rules, shardings
+from dovetail_models.config.decoder import Attention, Config, LatentAttention, Layer, Norm
+from dovetail_models.config.layer import Experts, Mlp
+from dovetail_models.placing.shard import Rules, shardings
 
 
 def size(config: Config) -> int:

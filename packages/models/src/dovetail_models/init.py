@@ -18,14 +18,15 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
+from dovetail_models import _elsewhere
 from dovetail_models.build import AnyConfig, AnyModel, build, outline, place_on
-from dovetail_models.config import Config
-from dovetail_models.decoder import Decoder
-from dovetail_models.encoder import TextEncoder
-from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.encoder import DualConfig, TextConfig, VisionConfig
 from dovetail_models.hf.load import plan
-from dovetail_models.shard import WEIGHTS, Rules, shardings
-from dovetail_models.vision import DualEncoder, VisionEncoder
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.model.encoder import TextEncoder
+from dovetail_models.model.vision import DualEncoder, VisionEncoder
+from dovetail_models.placing.shard import WEIGHTS, Rules, shardings
 
 
 @overload
@@ -44,6 +45,7 @@ def init(
 def init(
     config: DualConfig, *, mesh: Mesh | None = ..., rules: Rules | None = ..., seed: int
 ) -> DualEncoder: ...
+@_elsewhere.init
 @jax.transfer_guard("allow")  # the user's guard is for the steps of training
 def init(
     config: AnyConfig, *, mesh: Mesh | None = None, rules: Rules | None = None, seed: int

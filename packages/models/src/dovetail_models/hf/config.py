@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_models.build import AnyConfig
-from dovetail_models.config import Attention, Config
-from dovetail_models.encoder_config import DualConfig
+from dovetail_models.config.decoder import Attention, Config
+from dovetail_models.config.encoder import DualConfig
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.accept import accepted
-from dovetail_models.hf.table import Family, Keys, near
+from dovetail_models.tables.config_json import Keys, near
+from dovetail_models.tables.table import Family
 
 
 def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfig:
@@ -33,7 +34,7 @@ def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfi
             f"model_type must be one of {sorted(FAMILIES)}, got model_type={kind!r}"
             f"{near(kind, FAMILIES)}. Convert the model, or use the library that wrote it."
         )
-    config = FAMILIES[kind].read(keys)
+    config = FAMILIES[kind].config_json.read(keys)
     # The files themselves tell the storage format of the weights.
     for name in ("dtype", "torch_dtype", "quantization_config"):
         keys.take(name)
@@ -54,7 +55,11 @@ def describe(config: AnyConfig) -> dict[str, Any]:
     if isinstance(config, Config):
         _check_layers(config, FAMILIES[config.family])
     extra = {name: json.loads(text) for name, text in config.extra}
-    keys = {**extra, "model_type": config.family, **FAMILIES[config.family].write(config)}
+    keys = {
+        **extra,
+        "model_type": config.family,
+        **FAMILIES[config.family].config_json.write(config),
+    }
     again = parse(keys, allow=_allowed(config))
     if again != config:
         lost = [

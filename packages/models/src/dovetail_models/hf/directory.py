@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_models.hf import safetensors
+from dovetail_models.hf.errors import FilesError, MissingError
 from dovetail_models.hf.foreign import conversion
 from dovetail_models.hf.safetensors import Spec
-from dovetail_models.hf.table import listed
+from dovetail_models.tables.table import listed
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -56,7 +57,7 @@ def read_specs(path: Path) -> dict[str, Spec]:
     missing = [name for name in files if not (path / name).is_file()]
     if missing:
         remedy = (None if where else conversion(path)) or "Fetch those files."
-        raise FileNotFoundError(
+        raise MissingError(
             f"The directory must hold {listed(files)}, got {str(path)!r} without "
             f"{listed(missing)}. {remedy}"
         )
@@ -65,14 +66,14 @@ def read_specs(path: Path) -> dict[str, Spec]:
         tensors = safetensors.header(path / file)
         twice = sorted(tensors.keys() & specs.keys())
         if twice:
-            raise ValueError(
+            raise FilesError(
                 f"A tensor must be in one file, got {listed(twice)} in {specs[twice[0]].file.name} "
                 f"and {file}. Keep one of them, and rewrite {INDEX_FILE}."
             )
         specs |= tensors
     for name, file in where.items():
         if name not in specs or specs[name].file.name != file:
-            raise ValueError(
+            raise FilesError(
                 f"{INDEX_FILE} must name the file that holds a tensor, got {name}={file!r}, which "
                 "lacks it. Fetch the index that belongs to these files."
             )
@@ -86,7 +87,7 @@ def _index(path: Path) -> dict[str, str]:
     where = _json(path / INDEX_FILE).get("weight_map")
     if not isinstance(where, dict) or not where or not all(map(_is_plain, where.values())):
         wrong = [v for v in where.values() if not _is_plain(v)] if isinstance(where, dict) else []
-        raise ValueError(
+        raise FilesError(
             f"weight_map of {INDEX_FILE} must map each tensor to the name of a file beside it, got "
             f"{listed(map(repr, wrong[:3])) or type(where).__name__} in {str(path)!r}. Fetch the "
             "index again."
@@ -103,7 +104,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         return safetensors.parse_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(
+        raise FilesError(
             f"{path.name} must be a JSON object, got {str(path)!r}: {error}. Fetch or write it "
             "again."
         ) from error

@@ -3,23 +3,23 @@
 """A table of a load: the source and placement of each leaf, from the file headers alone."""
 
 import dataclasses
-import html
 import math
 from pathlib import Path
 
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from dovetail_models.abbreviation import abbreviate, dotted
+from dovetail_models._explained import Explained
+from dovetail_models.describing.abbreviation import abbreviate, aligned, dotted
 from dovetail_models.hf.load import plan
 from dovetail_models.hf.match import Source
-from dovetail_models.shard import WEIGHTS, Rules, shardings
+from dovetail_models.placing.shard import WEIGHTS, Rules, shardings
 
 _TITLES = ("leaf", "tensors", "shape", "dtype", "stored", "op", "spec", "bytes per device")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
+class Leaf:
     """The source and placement of one leaf.
 
     Attributes:
@@ -43,42 +43,36 @@ class Line:
     bytes_per_device: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A table with one line per leaf.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Explanation(Explained):
+    """The source and placement of each leaf. Print it to read it as a table.
 
-    `str` aligns it, merges equal layers in one row and adds totals.
+    `str` merges equal layers in one line and adds totals.
 
     Attributes:
-        lines: One line per leaf.
+        rows: One for each leaf.
     """
 
-    lines: tuple[Line, ...]
+    rows: tuple[Leaf, ...]
 
     @property
     def parameters(self) -> int:
         """Number of parameters, summed over the leaves."""
-        return sum(math.prod(line.shape) for line in self.lines)
+        return sum(math.prod(line.shape) for line in self.rows)
 
     @property
     def bytes_per_device(self) -> int:
         """Bytes of the parameters on one device."""
-        return sum(line.bytes_per_device for line in self.lines)
+        return sum(line.bytes_per_device for line in self.rows)
 
-    def __repr__(self) -> str:
-        return f"Plan({len(self.lines)} leaves, {self._totals()}; print it)"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def _summary(self) -> str:
+        return f"{len(self.rows)} leaves, {self._totals()}"
 
     def __str__(self) -> str:
-        lines = {line.leaf: line for line in self.lines}
-        alike = abbreviate((line.leaf, _cells(line)) for line in self.lines)
-        rows = [_TITLES]
-        rows += [_row(short, [lines[leaf] for leaf in leaves]) for short, leaves in alike.items()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        text = [_aligned(row, widths) for row in rows]
-        return "\n".join([*text, self._totals()])
+        lines = {line.leaf: line for line in self.rows}
+        alike = abbreviate((line.leaf, _cells(line)) for line in self.rows)
+        rows = [_row(short, [lines[leaf] for leaf in leaves]) for short, leaves in alike.items()]
+        return f"{aligned([_TITLES, *rows], numbers=1)}\n{self._totals()}"
 
     def _totals(self) -> str:
         return f"{self.parameters:,} parameters, {self.bytes_per_device:,} bytes per device"
@@ -91,7 +85,7 @@ def explain(
     rules: Rules | None = None,
     allow: tuple[str, ...] = (),
     ignore: tuple[str, ...] = (),
-) -> Plan:
+) -> Explanation:
     """Lists how `load` fills each leaf of a model and places it on `mesh`.
 
     Reads headers only. The mesh may be abstract, so a plan for many devices needs none of them.
@@ -104,7 +98,7 @@ def explain(
         ignore: Patterns of extra tensors to leave out, as for `load`.
 
     Returns:
-        The plan. Print it as a table.
+        The explanation. Print it as a table.
 
     Raises:
         FileNotFoundError: config.json or a file is missing.
@@ -117,8 +111,8 @@ def explain(
         >>> path = tempfile.mkdtemp()
         >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
         >>> save(init(config, seed=0), path)
-        >>> plan = explain(path)
-        >>> plan.lines[0].tensors, plan.parameters
+        >>> explanation = explain(path)
+        >>> explanation.rows[0].tensors, explanation.parameters
         ('model.embed_tokens.weight', 4656)
     """
     model, matched = plan(Path(path), rules=rules, allow=allow, ignore=ignore)
@@ -127,11 +121,11 @@ def explain(
     if mesh is not None:
         placed = nnx.to_flat_state(shardings(model, mesh, rules=rules, only=WEIGHTS))
         places = [place.get_value() for _, place in placed]
-    lines = []
+    rows = []
     for (leaf, struct), place in zip(structs, places, strict=True):
         source, dtype = matched.sources[dotted(leaf)], struct.get_value().dtype
         held = struct.shape if place is None else place.shard_shape(struct.shape)
-        line = Line(
+        row = Leaf(
             leaf=dotted(leaf),
             shape=struct.shape,
             dtype=str(dtype),
@@ -141,8 +135,8 @@ def explain(
             spec=None if place is None else place.spec,
             bytes_per_device=math.prod(held) * dtype.itemsize,
         )
-        lines.append(line)
-    return Plan(tuple(lines))
+        rows.append(row)
+    return Explanation(rows=tuple(rows))
 
 
 def _tensors(source: Source) -> str:
@@ -150,22 +144,15 @@ def _tensors(source: Source) -> str:
     return source.name.replace("{e}", f"{{0..{len(source.tensors) - 1}}}")
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: Leaf) -> tuple[str, ...]:
     """Returns the cells of a row except the names. Leaves with equal cells share a row."""
     shape = "x".join(map(str, line.shape))
     spec = "-" if line.spec is None else f"({', '.join(map(str, line.spec))})"
     return (shape, line.dtype, line.stored, line.op, spec)
 
 
-def _row(leaf: str, lines: list[Line]) -> tuple[str, ...]:
+def _row(leaf: str, lines: list[Leaf]) -> tuple[str, ...]:
     """Returns the row of a group of equal leaves."""
     tensors = ", ".join(abbreviate((line.tensors, None) for line in lines))
     size = sum(line.bytes_per_device for line in lines)
     return (leaf, tensors, *_cells(lines[0]), f"{size:,}")
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    """Pads the cells of a row to the column widths."""
-    *texts, number = row
-    cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
-    return "  ".join([*cells, number.rjust(widths[-1])])

@@ -13,11 +13,11 @@ from typing import Any
 
 from flax import nnx
 
-from dovetail_models.abbreviation import dotted
+from dovetail_models.adapters.adapter import LoraLinear
 from dovetail_models.build import AnyModel, outline
-from dovetail_models.hf.table import listed
-from dovetail_models.shard import WEIGHTS
-from dovetail_models.surgery.adapter import LoraLinear
+from dovetail_models.describing.abbreviation import dotted
+from dovetail_models.placing.shard import WEIGHTS
+from dovetail_models.tables.table import listed
 
 # How a module computes, not its function: operations, precisions, placement, recomputation.
 _EXECUTION = frozenset(

@@ -18,25 +18,27 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import DTypeLike
 
-from dovetail_models.abbreviation import dotted
+from dovetail_models import _elsewhere
 from dovetail_models.build import outline, place_on
-from dovetail_models.config import Config
-from dovetail_models.decoder import Decoder
-from dovetail_models.encoder import TextEncoder
+from dovetail_models.config.decoder import Config
+from dovetail_models.describing.abbreviation import dotted
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
+from dovetail_models.hf.hub import resolve
 from dovetail_models.hf.match import Leaf, Matched, match, without
 from dovetail_models.hf.stream import fill
 from dovetail_models.hf.tensors import decode
-from dovetail_models.hub import resolve
-from dovetail_models.shard import WEIGHTS, Rules, keeps_dtype
-from dovetail_models.vision import DualEncoder, VisionEncoder
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.model.encoder import TextEncoder
+from dovetail_models.model.vision import DualEncoder, VisionEncoder
+from dovetail_models.placing.shard import WEIGHTS, Rules, keeps_dtype
 
 # Limit of the bytes in transfer to the devices at once; a larger leaf goes alone.
 _FLYING_BYTES = 1 << 28
 
 
+@_elsewhere.load
 def load(
     path: str | Path,
     *,
@@ -86,6 +88,7 @@ def load(
     return _read(Path(path), decoder=True, **options)
 
 
+@_elsewhere.load
 def load_encoder(
     path: str | Path,
     *,

@@ -11,9 +11,11 @@ import numpy as np
 
 from dovetail_models import _patterns
 from dovetail_models.hf.accept import accepted
-from dovetail_models.hf.ops import Op, Shape
-from dovetail_models.hf.table import Family, Sources, candidates, listed, matches, near
+from dovetail_models.hf.errors import FilesError
 from dovetail_models.hf.tensors import Tensor
+from dovetail_models.tables.config_json import near
+from dovetail_models.tables.ops import Op, Shape
+from dovetail_models.tables.table import Family, Sources, candidates, listed, matches
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -322,7 +324,7 @@ def _check(
     ]
     if lines:
         listing = "\n  ".join(lines)
-        raise ValueError(
+        raise FilesError(
             f"The tensors of the files must be those of config.json, got\n  {listing}\n"
             "Use the config.json that was saved with these files; for extra tensors that the model "
             'does not need pass ignore=("**.NAME",).'

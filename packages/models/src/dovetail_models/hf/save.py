@@ -12,19 +12,20 @@ import jax
 import numpy as np
 from flax import nnx
 
+from dovetail_models import _elsewhere
 from dovetail_models._durable import new_directory
-from dovetail_models.abbreviation import dotted
 from dovetail_models.build import AnyModel
+from dovetail_models.describing.abbreviation import dotted
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe
 from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from dovetail_models.hf.expressible import check_expressible
-from dovetail_models.hf.ops import Op, Shape
+from dovetail_models.hf.hub import resolve
 from dovetail_models.hf.safetensors import Pending
-from dovetail_models.hf.table import Family, candidates
-from dovetail_models.hub import resolve
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
+from dovetail_models.tables.ops import Op, Shape
+from dovetail_models.tables.table import Family, candidates
 
 # Tokenizer and generation files of a directory, besides the model.
 BESIDE = (
@@ -41,6 +42,7 @@ BESIDE = (
 )
 
 
+@_elsewhere.call
 def save(
     model: AnyModel,
     path: str | Path,

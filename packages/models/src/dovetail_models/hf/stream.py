@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.ops import Transpose
 from dovetail_models.hf.safetensors import ALIGN_BYTES
+from dovetail_models.tables.ops import Transpose
 
 # A slice of a leaf: (start, stop) for each dimension.
 _Bounds = tuple[tuple[int, int], ...]

@@ -24,7 +24,7 @@ import numpy as np
 
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.safetensors import Maps, Spec
-from dovetail_models.hf.table import listed
+from dovetail_models.tables.table import listed
 
 _BF16 = np.dtype(jnp.bfloat16)
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")

@@ -18,10 +18,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from dovetail_models.layer_config import Activation, ClampedGlu, Experts, Mlp
-from dovetail_models.layers.mlp import FeedForward, glu
+from dovetail_models.config.layer import Activation, ClampedGlu, Experts, Mlp
 from dovetail_models.layers.router import Balance, Router, balance
-from dovetail_models.shard import Constrain, named
+from dovetail_models.layers.tokenwise import FeedForward, glu
+from dovetail_models.placing.shard import Constrain, named
 
 # (x [m, in], kernels [E, in, out], sizes i32[E]) -> [m, out]; x is sorted by expert.
 RaggedDot: TypeAlias = Callable[..., Any]

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from dovetail_models.config import LatentAttention, Norm
+from dovetail_models.config.decoder import LatentAttention, Norm
 from dovetail_models.layers.linear import project, whole
-from dovetail_models.layers.norm import RMSNorm
 from dovetail_models.layers.rope import Angles, rotate
-from dovetail_models.shard import Constrain
+from dovetail_models.layers.tokenwise import RMSNorm
+from dovetail_models.placing.shard import Constrain
 
 # The published models normalise both latents with this eps and ignore that of config.json.
 _NORM = Norm(eps=1e-6)

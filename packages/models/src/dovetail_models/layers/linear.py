@@ -1,16 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Linear projections with named axes, and the embedding table."""
+"""Linear projections with named axes, the embedding table, and checks of its tokens."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from dovetail_models.shard import Constrain, named
+from dovetail_models.placing.shard import Constrain, named
 
 _LINEAR = ("kernel", "bias", "in_features", "out_features", "use_bias", "dtype", "param_dtype")
 _LINEAR += ("precision", "dot_general", "promote_dtype", "preferred_element_type")
@@ -164,3 +166,36 @@ def lookup(
     """
     rows = place(table).at[tokens]
     return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def check_form(tokens: Array | np.ndarray) -> None:
+    """Raises TypeError unless tokens are integers, ValueError unless they are [B, T]."""
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(
+            f"tokens must be ids, integers, got dtype={tokens.dtype}. Use .astype(jnp.int32), or "
+            "embeds= of a decoder for vectors."
+        )
+    if tokens.ndim != 2:
+        raise ValueError(
+            f"tokens must be [B, T], got shape={tokens.shape}. Use tokens[None] for one row."
+        )
+
+
+def check_tokens(tokens: Array, *, vocab_size: int) -> None:
+    """Raises ValueError if a token is outside the vocabulary."""
+    low, high = span(tokens)
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"Every token must be in [0, vocab_size), got tokens from {low} to {high} with "
+            f"vocab_size={vocab_size}. Use the tokenizer that the model was trained with, or a "
+            "model with a larger vocabulary."
+        )
+
+
+def span(index: Array | np.ndarray) -> tuple[int, int]:
+    """Returns minimum and maximum, or zeros if there are none or `index` is traced."""
+    if isinstance(index, Tracer) or index.size == 0:
+        return 0, 0
+    # NumPy: a JAX reduction of a constant inside jit would be traced.
+    concrete = np.asarray(index)
+    return int(concrete.min()), int(concrete.max())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from dovetail_models.shard import named
+from dovetail_models.placing.shard import named
 
 
 class Patches(nnx.Module):

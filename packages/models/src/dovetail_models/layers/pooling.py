@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from dovetail_models.config import Norm
-from dovetail_models.encoder_config import AttentionPool, TokenPool
+from dovetail_models.config.decoder import Norm
+from dovetail_models.config.encoder import AttentionPool, TokenPool
 from dovetail_models.layers.linear import project
-from dovetail_models.layers.mlp import FeedForward
-from dovetail_models.layers.norm import norm_layer
-from dovetail_models.shard import Constrain, named
+from dovetail_models.layers.tokenwise import FeedForward, norm_layer
+from dovetail_models.placing.shard import Constrain, named
 
 
 def pooler_layer(

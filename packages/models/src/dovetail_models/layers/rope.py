@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dovetail_models.rope_config import (
+from dovetail_models.config.rope import (
+    BY_LENGTH,
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -123,7 +124,7 @@ def rope_angles(
             of a sequence, it is the largest position of the row, or of the segment, plus 1.
     """
     inverse = frequencies(rope, head_dim)
-    if rope.limit is not None:
+    if isinstance(rope.scaling, BY_LENGTH):
         inverse = _of_length(rope, head_dim, _lengths(positions, segment_ids))
     phase = positions[..., None].astype(jnp.float32) * inverse
     scaling = rope.scaling

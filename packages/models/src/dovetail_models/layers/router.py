@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_models.inputs import restart
-from dovetail_models.layer_config import Experts, Groups
-from dovetail_models.shard import Buffer, named
+from dovetail_models.config.layer import Experts, Groups
+from dovetail_models.layers.inputs import restart
+from dovetail_models.placing.shard import Buffer, named
 
 
 class Balance(NamedTuple):

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dovetail_models.layers.linear import take_over
-from dovetail_models.shard import Buffer
+from dovetail_models.placing.shard import Buffer
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -19,17 +19,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
-from dovetail_models.abbreviation import dotted
+from dovetail_models.adapters.adapter import adapters
+from dovetail_models.adapters.paths import select
+from dovetail_models.adapters.place import build
 from dovetail_models.build import outline
-from dovetail_models.config import Attention, Config, Layer
-from dovetail_models.decoder import Decoder
-from dovetail_models.hf.table import listed
+from dovetail_models.config.decoder import Attention, Config, Layer
+from dovetail_models.describing.abbreviation import dotted
 from dovetail_models.layers.experts import ExpertLinear
-from dovetail_models.shard import WEIGHTS
-from dovetail_models.surgery.adapter import adapters
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.placing.shard import WEIGHTS
 from dovetail_models.surgery.layers import relayer
-from dovetail_models.surgery.paths import select
-from dovetail_models.surgery.place import build
+from dovetail_models.tables.table import listed
 
 
 def grow(

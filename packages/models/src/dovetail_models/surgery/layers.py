@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dovetail_models.decoder import Decoder
-from dovetail_models.encoder import Encoder
-from dovetail_models.surgery.place import build
+from dovetail_models import _elsewhere
+from dovetail_models.adapters.place import build
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.model.encoder import Encoder
 
 Layered = TypeVar("Layered", bound=Decoder | Encoder)
 
 
+@_elsewhere.call
 def relayer(model: Layered, order: Sequence[int]) -> Layered:
     """Returns a decoder or encoder whose layer i is layer `order[i]`. `config.layers` follows.
 

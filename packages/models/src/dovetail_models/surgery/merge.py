@@ -17,13 +17,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
-from dovetail_models.abbreviation import dotted
+from dovetail_models import _elsewhere
+from dovetail_models.adapters.adapter import adapters
+from dovetail_models.adapters.place import build
 from dovetail_models.build import AnyModel
-from dovetail_models.hf.table import listed, near
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.describing.abbreviation import dotted
+from dovetail_models.placing.shard import WEIGHTS
 from dovetail_models.surgery import mix
-from dovetail_models.surgery.adapter import adapters
-from dovetail_models.surgery.place import build
+from dovetail_models.tables.config_json import near
+from dovetail_models.tables.table import listed
 
 Method: TypeAlias = Literal[
     "linear", "slerp", "task_arithmetic", "ties", "dare_linear", "dare_ties"
@@ -37,6 +39,7 @@ _VALUES = {
 }
 
 
+@_elsewhere.call
 def merge(
     models: Sequence[Merged],
     *,

@@ -19,18 +19,19 @@ import numpy as np
 from flax import nnx
 
 from dovetail_models._durable import new_directory
-from dovetail_models.abbreviation import dotted
-from dovetail_models.decoder import Decoder
+from dovetail_models.adapters.adapter import adapted, adapters, plain
+from dovetail_models.adapters.paths import parameters, select
+from dovetail_models.adapters.place import Leaf, build
+from dovetail_models.describing.abbreviation import dotted
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
-from dovetail_models.hf.ops import Transpose
 from dovetail_models.hf.safetensors import Pending, Spec
-from dovetail_models.hf.table import near, sources
-from dovetail_models.surgery.adapter import adapted, adapters, plain
-from dovetail_models.surgery.paths import parameters, select
+from dovetail_models.model.decoder import Decoder
 from dovetail_models.surgery.peft_config import AdapterConfig, Site, read_config, write_config
-from dovetail_models.surgery.place import Leaf, build
 from dovetail_models.surgery.replace import replace
+from dovetail_models.tables.config_json import near
+from dovetail_models.tables.ops import Transpose
+from dovetail_models.tables.table import sources
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"

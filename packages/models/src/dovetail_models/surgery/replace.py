@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from dovetail_models._patterns import Patterns
-from dovetail_models.abbreviation import dotted
-from dovetail_models.surgery.paths import select
+from dovetail_models.adapters.paths import select
+from dovetail_models.describing.abbreviation import dotted
 
 Model = TypeVar("Model", bound=nnx.Module)
 

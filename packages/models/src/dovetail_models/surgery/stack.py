@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dovetail_models.adapters.adapter import adapters as layers_of
+from dovetail_models.adapters.adapter import half_names, linear
+from dovetail_models.adapters.place import Leaf, build
 from dovetail_models.build import outline
-from dovetail_models.config import Config
-from dovetail_models.decoder import Decoder
+from dovetail_models.config.decoder import Config
 from dovetail_models.layers.stacked import LoraStack
-from dovetail_models.shard import Buffer, named
-from dovetail_models.surgery.adapter import adapters as layers_of
-from dovetail_models.surgery.adapter import half_names, linear
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.placing.shard import Buffer, named
 from dovetail_models.surgery.peft import read_peft
-from dovetail_models.surgery.place import Leaf, build
 from dovetail_models.surgery.replace import replace
 
 _HEAD = "lm_head"

@@ -12,14 +12,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import DTypeLike, PRNGKeyArray
 
+from dovetail_models import _elsewhere
+from dovetail_models.adapters.adapter import plain
+from dovetail_models.adapters.place import Leaf, build
 from dovetail_models.build import outline
-from dovetail_models.decoder import Decoder
-from dovetail_models.shard import keeps_dtype
-from dovetail_models.surgery.adapter import plain
-from dovetail_models.surgery.place import Leaf, build
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.placing.shard import keeps_dtype
 from dovetail_models.surgery.replace import Model
 
 
+@_elsewhere.call
 def resize_vocab(
     model: Decoder,
     size: int,
@@ -112,6 +114,7 @@ def untie(model: Decoder) -> Decoder:
     return other
 
 
+@_elsewhere.call
 def cast(model: Model, dtype: DTypeLike) -> Model:
     """Returns a model whose floating-point parameters, adapters included, have this dtype.
 

@@ -30,7 +30,8 @@ def select(model: nnx.Module, where: Patterns) -> dict[str, nnx.Module]:
         ['layers.0.attn.k', 'layers.0.attn.q', 'layers.1.attn.k', 'layers.1.attn.q']
     """
     modules = {name_of(path): module for path, module in nnx.iter_modules(model) if path}
-    return {path: modules[path] for path in _patterns.select(where, modules, what="module")}
+    selected = _patterns.select(where, modules, rule="a pattern must match a module")
+    return {path: modules[path] for path in selected}
 
 
 def trainable(where: Patterns, *, model: nnx.Module | None = None) -> Filter:

@@ -10,7 +10,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_models.explicit import auto_mesh, is_explicit, retyped
+from dovetail_models.placing.activations import auto_mesh, is_explicit, retyped
 
 # Value of a Variable: an array, or its shape and dtype.
 Leaf: TypeAlias = jax.Array | jax.ShapeDtypeStruct

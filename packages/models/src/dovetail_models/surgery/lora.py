@@ -18,11 +18,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import DTypeLike
 
+from dovetail_models import _elsewhere
 from dovetail_models._patterns import Patterns
+from dovetail_models.adapters.adapter import LoraLinear, adapted, adapters, plain, without
+from dovetail_models.adapters.place import build
 from dovetail_models.layers.stacked import LoraStack
-from dovetail_models.surgery.adapter import LoraLinear, adapted, adapters, plain, without
 from dovetail_models.surgery.peft import load_peft, save_peft
-from dovetail_models.surgery.place import build
 from dovetail_models.surgery.replace import Model, replace
 from dovetail_models.surgery.stack import stack
 
@@ -39,6 +40,7 @@ __all__ = [  # noqa: RUF022, in order of use
 ]
 
 
+@_elsewhere.insert
 def insert(
     model: Model,
     where: Patterns,

@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
-from dovetail_models.config import Config
+from dovetail_models.config.decoder import Config
 
 Entry = tuple[Array, Array | None]
 

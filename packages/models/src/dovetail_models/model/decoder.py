@@ -21,29 +21,27 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from dovetail_models import reference
-from dovetail_models.config import Config
-from dovetail_models.describe import summary
-from dovetail_models.explicit import Place, on_auto_axes, place_like
-from dovetail_models.inputs import (
+from dovetail_models.config.decoder import Config
+from dovetail_models.config.layer import Experts
+from dovetail_models.describing.describe import summary
+from dovetail_models.layers.block import RESIDUAL, Block
+from dovetail_models.layers.experts import ExpertLinear, MixtureOfExperts, RaggedDot
+from dovetail_models.layers.inputs import (
     check_adapter_ids,
     check_cached,
     check_expert_ids,
-    check_form,
     check_positions,
-    check_tokens,
     restart,
 )
-from dovetail_models.layer_config import Experts
-from dovetail_models.layers.block import RESIDUAL, Block
-from dovetail_models.layers.experts import ExpertLinear, MixtureOfExperts, RaggedDot
-from dovetail_models.layers.linear import Embed, project, whole
-from dovetail_models.layers.norm import norm_layer
+from dovetail_models.layers.linear import Embed, check_form, check_tokens, project, whole
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
 from dovetail_models.layers.stacked import bind, stacked
-from dovetail_models.run import Remat, run
-from dovetail_models.shard import RULES, Names, Rules, constrain
+from dovetail_models.layers.tokenwise import norm_layer
+from dovetail_models.model import reference
+from dovetail_models.model.run import Remat, configured, run
+from dovetail_models.placing.activations import Place, constrain, on_auto_axes, place_like
+from dovetail_models.placing.shard import RULES, Names, Rules
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
 AdapterIds: TypeAlias = Int[Array | np.ndarray, " B"] | Int[Array | np.ndarray, "B T"]
@@ -290,11 +288,7 @@ class Decoder(nnx.Module):
             ragged_dot: Replaces `jax.lax.ragged_dot` in every mixture of experts.
             rules: Place activations on meshes.
         """
-        other = nnx.merge(*nnx.split(self), copy=False)
-        other.scan = self.scan if scan is None else scan
-        recompute = Remat(save=()) if remat is True else remat or None
-        other.remat = self.remat if remat is None else recompute
-        other.rules = self.rules if rules is None else rules
+        other = configured(self, scan=scan, remat=remat, rules=rules)
         if ragged_dot is not None:
             for _, module in nnx.iter_modules(other):
                 if isinstance(module, ExpertLinear):

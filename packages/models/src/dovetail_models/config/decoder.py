@@ -7,10 +7,11 @@ can be scanned. A change of depth is a change of one tuple.
 """
 
 import dataclasses
+import operator
 from collections import Counter
 from typing import Any, Literal
 
-from dovetail_models.layer_config import (
+from dovetail_models.config.layer import (
     Experts,
     Mlp,
     divisors,
@@ -18,7 +19,7 @@ from dovetail_models.layer_config import (
     positive,
     positive_or_none,
 )
-from dovetail_models.rope_config import Rope, YarnScaling
+from dovetail_models.config.rope import Rope, YarnScaling
 
 # Shown in a repr: kinds of layers, and values of a tuple.
 _KINDS, _VALUES = 6, 4
@@ -107,10 +108,8 @@ class Attention:
         if self.rope is not None:
             self.rope.check_width(self, "head_dim")
 
-    @property
-    def rotary_dim(self) -> int:
-        """Number of elements of a head that RoPE rotates."""
-        return self.head_dim
+    # Number of elements of a head that RoPE rotates.
+    rotary_dim = property(operator.attrgetter("head_dim"))
 
     @property
     def softmax_scale(self) -> float:
@@ -180,10 +179,8 @@ class LatentAttention:
         """None: every position is visible."""
         return None
 
-    @property
-    def rotary_dim(self) -> int:
-        """Number of elements of a head that RoPE rotates."""
-        return self.rope_dim
+    # Number of elements of a head that RoPE rotates.
+    rotary_dim = property(operator.attrgetter("rope_dim"))
 
     @property
     def softmax_scale(self) -> float:

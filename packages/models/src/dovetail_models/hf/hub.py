@@ -15,6 +15,8 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[\w](@[\w./-]+)?")
 # What a model and its tokenizer consist of, and second copies of the weights in other formats.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
 _COPIES = ["consolidated*", "original/*", "onnx/*"]
+_SCHEME = re.compile(r"[a-z][a-z0-9+]+:/")
+_OF_HUB = re.compile(r"(?:(?:https?|hf):/+)?(?:huggingface\.co/|hf\.co/)?([\w.-]+/[\w.-]+)(.*)")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -33,6 +35,12 @@ def is_id(path: str | Path) -> bool:
     return not Path(name.partition("/")[0]).is_dir()
 
 
+class AbsentError(FileNotFoundError):
+    """An id of the Hub that cannot be read here and now."""
+
+    exit_code = 1  # of a command: the id may be right
+
+
 def resolve(path: str | Path) -> Path:
     """Returns the directory of a path or of a Hub id.
 
@@ -42,6 +50,7 @@ def resolve(path: str | Path) -> Path:
             tokenizer, template and text files.
 
     Raises:
+        ValueError: It is an address, or an id with a tag as of GGUF files.
         FileNotFoundError: huggingface_hub is not installed, is offline without a whole copy in its
             cache, or cannot download the id.
 
@@ -51,13 +60,14 @@ def resolve(path: str | Path) -> Path:
         'mine'
     """
     if not is_id(path):
+        _check_local(Path(path))
         return Path(path)
     name, _, revision = Path(path).as_posix().partition("@")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.constants import HF_HUB_OFFLINE
     except ImportError as error:
-        raise FileNotFoundError(
+        raise AbsentError(
             f"An id of the Hugging Face Hub needs huggingface_hub, got path={str(path)!r}, no "
             "directory here. Install it: pip install 'dovetail-models[hub]'."
         ) from error
@@ -69,18 +79,39 @@ def resolve(path: str | Path) -> Path:
         return cached
     if HF_HUB_OFFLINE:
         copy = "no copy in the cache" if cached is None else f"a part of it in {str(cached)!r}"
-        raise FileNotFoundError(
+        raise AbsentError(
             f"Offline (HF_HUB_OFFLINE) a model must be whole in the cache, got path={str(path)!r} "
             f"with {copy}. Type where there is a network: {_line(name, revision)}"
         )
     try:
         return Path(snapshot_download(name, **options))
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(
+        raise AbsentError(
             f"A model must be a directory or an id of the Hugging Face Hub, got path={str(path)!r} "
             f"({_first_line(error)}). Correct it, or log in (hf auth login) for a gated model, and "
             f"type: {_line(name, revision)}"
         ) from error
+
+
+def _check_local(path: Path) -> None:
+    """Raises ValueError for an address, and for an id with a tag."""
+    name, exists = path.as_posix(), path.exists()
+    tagged = re.fullmatch(r"[\w.-]+/[\w.-]+:[\w.-]+", name)
+    if exists or not (
+        tagged or _SCHEME.match(name) or name.startswith(("huggingface.co/", "hf.co/"))
+    ):
+        return
+    of_hub = _OF_HUB.fullmatch(name)
+    if of_hub and (tagged or "huggingface.co" in name or "hf.co" in name or name.startswith("hf:")):
+        advice = f"type hf download {of_hub[1]}, and pass {of_hub[1]!r}"
+        why = "a tag of GGUF files, where safetensors are read" if tagged else "an address"
+    else:
+        advice, why = "copy it to this machine, and pass its directory", "an address"
+    shown = re.sub(r":/+", "://", name)
+    raise ValueError(
+        f"A model must be a directory or an id org/name of the Hugging Face Hub, got "
+        f"path={shown!r}, {why}: {advice}."
+    )
 
 
 def _is_whole(directory: Path) -> bool:

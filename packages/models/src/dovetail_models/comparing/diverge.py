@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Array, Int
 
-from dovetail_models.decoder import Decoder
+from dovetail_models.model.decoder import Decoder
 
 LENGTH = 32  # tokens of the default row
 

@@ -1,13 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models on meshes of Explicit axes, the default of `jax.make_mesh`.
+"""Placement of activations: constraints on Auto axes, and whole methods on Explicit ones.
 
-There the type of an array holds its sharding, and every operation has to derive the type of its
-result. A product over a split dimension or a lookup in a split table has no derivable one and is an
-error. The alternative, an `out_sharding` for each operation of each layer, would bind the layers to
-one table of rules and to Explicit axes. Instead a whole method runs on Auto axes, where the
-partitioner decides and `constrain` guides it. Its results return to Explicit axes, placed by the
-rules of their logical names.
+Explicit axes are the default of `jax.make_mesh`. There the type of an array holds its sharding, and
+every operation has to derive the type of its result. A product over a split dimension or a lookup
+in a split table has no derivable one and is an error. The alternative, an `out_sharding` for each
+operation of each layer, would bind the layers to one table of rules and to Explicit axes. Instead a
+whole method runs on Auto axes, where the partitioner decides and `constrain` guides it. Its results
+return to Explicit axes, placed by the rules of their logical names.
 """
 
 import functools
@@ -21,9 +21,30 @@ from flax import nnx
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from dovetail_models.shard import RULES, Names, Rules, spec_of
+from dovetail_models.placing.shard import RULES, Names, Rules, spec_of
 
 Place: TypeAlias = Callable[[tuple[int, ...], Names, Rules], NamedSharding]
+
+
+def constrain(x: jax.Array, names: Names, *, rules: Rules = RULES) -> jax.Array:
+    """Constrains `x` to the sharding that `rules` give for `names` on the ambient mesh.
+
+    Returns `x` itself without an ambient mesh (`jax.set_mesh`), outside jit (each operation then
+    follows its operands), and inside a `shard_map` over all axes.
+
+    Args:
+        x: An activation.
+        names: Logical names of its dimensions.
+        rules: Sharding rules.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = [
+        a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto
+    ]
+    if not axes or not isinstance(x, Tracer):
+        return x
+    spec = spec_of(x.shape, names, mesh=mesh, axes=axes, rules=rules, leaf="activation")
+    return jax.lax.with_sharding_constraint(x, spec)
 
 
 def on_auto_axes(

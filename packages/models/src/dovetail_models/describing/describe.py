@@ -18,8 +18,9 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_models.abbreviation import abbreviate, dotted
-from dovetail_models.shard import WEIGHTS, Rules, shardings
+from dovetail_models import _elsewhere
+from dovetail_models.describing.abbreviation import abbreviate, aligned, dotted
+from dovetail_models.placing.shard import WEIGHTS, Rules, shardings
 
 _TITLES = ("path", "type", "shape", "dtype", "sharding", "parameters", "bytes", "per device")
 _NUMBERS = 3  # numeric columns, at the right
@@ -120,16 +121,22 @@ class Description:
         return f"Description({len(self.rows)} rows, {sizes}; print it)"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        # A page cuts a wide <pre>, or folds its lines. The frame of this table scrolls.
+        rows = "".join(map(_html_row, self._lines()))
+        style = 'style="white-space: nowrap; text-align: left"'
+        return f'<div style="overflow-x: auto"><table {style}>{rows}</table></div>'
 
     def __str__(self) -> str:
+        return aligned(self._lines(), numbers=_NUMBERS)
+
+    def _lines(self) -> list[tuple[str, ...]]:
         lines = [_TITLES, *map(_row, self.rows)]
         groups = {"module": self.by_module(), "dtype": self.by_dtype()}
         if any(row.spec is not None for row in self.rows):
             groups["sharding"] = self.by_sharding()
         for name, totals in groups.items():
             lines += [(), (f"by {name}",), *map(_line, totals)]
-        return _table([*lines, (), _line(self.total)])
+        return [*lines, (), _line(self.total)]
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         """Renders the totals, with the table folded below, for Treescope."""
@@ -154,11 +161,12 @@ def summary(model: nnx.Module) -> str:
     title = f"{type(model).__name__}: {total.parameters:,} parameters, {_size(total.bytes)}"
     config = getattr(model, "config", None)
     title = title.replace(":", f"({config.family}):", 1) if config is not None else title
-    lines = [title, _table([_TITLES, *map(_row, rows[:_SHOWN])])]
+    lines = [title, aligned([_TITLES, *map(_row, rows[:_SHOWN])], numbers=_NUMBERS)]
     left_out = len(rows) - _SHOWN
     return "\n".join(lines + ([f"... {left_out} more: describe(model)"] if left_out > 0 else []))
 
 
+@_elsewhere.call
 def describe(
     model: nnx.Module,
     *,
@@ -291,14 +299,13 @@ def _size(count: int) -> str:
     return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"
 
 
-def _table(lines: list[tuple[str, ...]]) -> str:
-    """Aligns columns, numbers at the right. A line of another length is a title."""
-    full = [line for line in lines if len(line) == len(_TITLES)]
-    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-    edges = [str.ljust] * (len(_TITLES) - _NUMBERS) + [str.rjust] * _NUMBERS
-    text = []
-    for line in lines:
-        if len(line) == len(_TITLES):
-            line = [edge(cell, w) for edge, cell, w in zip(edges, line, widths, strict=True)]
-        text.append("  ".join(line))
-    return "\n".join(text)
+def _html_row(line: tuple[str, ...]) -> str:
+    """Returns a row with numbers at the right, or a title over all columns."""
+    tag, span = ("td", 1) if len(line) == len(_TITLES) else ("th", len(_TITLES))
+    cells = line or ("",)
+    sides = ["left"] * (len(cells) - _NUMBERS) + ["right"] * _NUMBERS if span == 1 else ["left"]
+    shown = (
+        f'<{tag} colspan="{span}" style="text-align: {side}">{html.escape(cell)}</{tag}>'
+        for side, cell in zip(sides, cells, strict=True)
+    )
+    return f"<tr>{''.join(shown)}</tr>"

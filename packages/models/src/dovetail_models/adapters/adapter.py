@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from dovetail_models.adapters.paths import select
+from dovetail_models.adapters.place import Leaf
 from dovetail_models.layers.linear import take_over
-from dovetail_models.shard import named
-from dovetail_models.surgery.paths import select
-from dovetail_models.surgery.place import Leaf
+from dovetail_models.placing.shard import named
 
 
 class LoraLinear(nnx.Linear):

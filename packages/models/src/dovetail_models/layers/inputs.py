@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arrays that a model is called with, and positions of packed documents.
+"""Checks of the arrays given beside tokens, and positions of packed documents.
 
 Shapes and dtypes are always checked, values only if they are concrete. Under jit `Embed` gives NaN
 instead.
@@ -11,40 +11,16 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from dovetail_models.layer_config import Experts
-from dovetail_models.rope_config import Rope
-
-
-def check_form(tokens: Array | np.ndarray) -> None:
-    """Raises TypeError unless tokens are integers, ValueError unless they are [B, T]."""
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise TypeError(
-            f"tokens must be ids, integers, got dtype={tokens.dtype}. Use .astype(jnp.int32), or "
-            "embeds= of a decoder for vectors."
-        )
-    if tokens.ndim != 2:
-        raise ValueError(
-            f"tokens must be [B, T], got shape={tokens.shape}. Use tokens[None] for one row."
-        )
-
-
-def check_tokens(tokens: Array, *, vocab_size: int) -> None:
-    """Raises ValueError if a token is outside the vocabulary."""
-    low, high = _span(tokens)
-    if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"Every token must be in [0, vocab_size), got tokens from {low} to {high} with "
-            f"vocab_size={vocab_size}. Use the tokenizer that the model was trained with, or a "
-            "model with a larger vocabulary."
-        )
+from dovetail_models.config.layer import Experts
+from dovetail_models.config.rope import Rope
+from dovetail_models.layers.linear import span
 
 
 def check_types(token_types: Array, *, count: int) -> None:
     """Raises ValueError if a token type is not below `count`."""
-    low, high = _span(token_types)
+    low, high = span(token_types)
     if low < 0 or high >= count:
         raise ValueError(
             f"Every token type must be in [0, token_types), got types from {low} to {high} with "
@@ -54,7 +30,7 @@ def check_types(token_types: Array, *, count: int) -> None:
 
 def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
     """Raises ValueError if a position has no learned vector."""
-    low, high = _span(positions)
+    low, high = span(positions)
     if low < 0 or high >= max_length:
         wrong = low if low < 0 else high
         raise ValueError(
@@ -66,7 +42,7 @@ def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
 def check_cached(positions: Array | np.ndarray, ropes: Sequence[Rope | None]) -> None:
     """Raises ValueError if a cache would hold keys that a longer sequence rotates otherwise."""
     limits = [rope.limit for rope in ropes if rope is not None and rope.limit is not None]
-    _, high = _span(positions)
+    _, high = span(positions)
     if limits and high >= min(limits):
         raise ValueError(
             "Over a cache every position must be below the original length of a RoPE whose "
@@ -104,7 +80,7 @@ def check_adapter_ids(
             f"adapter_ids must be [B] or [B, T], got shape={adapter_ids.shape} for "
             f"B={rows[0]}, T={rows[1]}. Pass one id per row, or one per token of packed rows."
         )
-    low, high = _span(adapter_ids)
+    low, high = span(adapter_ids)
     if low < -1 or high >= count:
         raise ValueError(
             f"Every adapter id must be in [-1, adapters), got ids from {low} to {high} with "
@@ -144,7 +120,7 @@ def check_expert_ids(
             "returns."
         )
     count = min(mixture.count for mixture in mixtures)
-    low, high = _span(expert_ids)
+    low, high = span(expert_ids)
     if low < 0 or high >= count:
         raise ValueError(
             f"Every expert id must be in [0, experts), got ids from {low} to {high} with "
@@ -157,12 +133,3 @@ def restart(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
     starts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
     return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-
-
-def _span(index: Array | np.ndarray) -> tuple[int, int]:
-    """Returns minimum and maximum, or zeros if there are none or `index` is traced."""
-    if isinstance(index, Tracer) or index.size == 0:
-        return 0, 0
-    # NumPy: a JAX reduction of a constant inside jit would be traced.
-    concrete = np.asarray(index)
-    return int(concrete.min()), int(concrete.max())

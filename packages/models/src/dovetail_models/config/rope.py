@@ -5,7 +5,7 @@
 import dataclasses
 import math
 
-from dovetail_models.layer_config import even, positive
+from dovetail_models.config.layer import even, positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

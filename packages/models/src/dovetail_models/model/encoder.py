@@ -18,17 +18,21 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_models import reference
-from dovetail_models.describe import summary
-from dovetail_models.encoder_config import TextConfig, VisionConfig
-from dovetail_models.explicit import Place, on_auto_axes
-from dovetail_models.inputs import check_form, check_positions, check_tokens, check_types, restart
+from dovetail_models.config.encoder import TextConfig, VisionConfig
+from dovetail_models.describing.describe import summary
 from dovetail_models.layers.block import RESIDUAL, Block
-from dovetail_models.layers.linear import Embed
-from dovetail_models.layers.norm import norm_layer
+from dovetail_models.layers.inputs import (
+    check_positions,
+    check_types,
+    restart,
+)
+from dovetail_models.layers.linear import Embed, check_form, check_tokens
 from dovetail_models.layers.pooling import pooler_layer
-from dovetail_models.run import Remat, run
-from dovetail_models.shard import RULES, Rules, constrain
+from dovetail_models.layers.tokenwise import norm_layer
+from dovetail_models.model import reference
+from dovetail_models.model.run import Remat, configured, run
+from dovetail_models.placing.activations import Place, constrain, on_auto_axes
+from dovetail_models.placing.shard import RULES, Rules
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
 Mask: TypeAlias = Int[Array | np.ndarray, "B T"] | Bool[Array | np.ndarray, "B T"]
@@ -124,12 +128,7 @@ class Encoder(nnx.Module):
                 input, False switches it off.
             rules: Place activations on meshes.
         """
-        other = nnx.merge(*nnx.split(self), copy=False)
-        other.scan = self.scan if scan is None else scan
-        recompute = Remat(save=()) if remat is True else remat or None
-        other.remat = self.remat if remat is None else recompute
-        other.rules = self.rules if rules is None else rules
-        return other
+        return configured(self, scan=scan, remat=remat, rules=rules)
 
     def _encoded(
         self,

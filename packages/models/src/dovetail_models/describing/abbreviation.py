@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dotted paths of parameters, and their abbreviation to `layers.{0..31}.attn.q.kernel`."""
+"""Dotted paths of parameters, abbreviated to `layers.{0..31}.attn.q.kernel`, and text tables."""
 
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 
@@ -36,3 +36,20 @@ def _span(indices: list[int]) -> str:
     if indices != list(range(indices[0], indices[-1] + 1, step)):
         return ",".join(map(str, indices))
     return f"{indices[0]}..{indices[-1]}" + (f"..{step}" if step > 1 else "")
+
+
+def aligned(lines: Sequence[tuple[str, ...]], *, numbers: int) -> str:
+    """Returns a text table. The last `numbers` columns are aligned at the right.
+
+    The first line has the titles of the columns. A line of another length is not aligned.
+    """
+    columns = len(lines[0])
+    full = [line for line in lines if len(line) == columns]
+    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+    edges = [str.ljust] * (columns - numbers) + [str.rjust] * numbers
+    text = []
+    for line in lines:
+        if len(line) == columns:
+            line = [edge(cell, w) for edge, cell, w in zip(edges, line, widths, strict=True)]
+        text.append("  ".join(line))
+    return "\n".join(text)

@@ -17,12 +17,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dovetail_models.abbreviation import abbreviate, dotted
 from dovetail_models.build import AnyConfig, AnyModel
+from dovetail_models.describing.abbreviation import abbreviate, dotted
 from dovetail_models.hf.load import plan
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.table import listed
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
+from dovetail_models.tables.table import listed
 
 # Elements per comparison; float64 copies of a large leaf stay below 1 GB.
 _CHUNK = 2**24

@@ -9,8 +9,8 @@ none the embedding.
 
 import dataclasses
 
-from dovetail_models.config import Attention, Layer, Norm, shown
-from dovetail_models.layer_config import Mlp, divisors, positive
+from dovetail_models.config.decoder import Attention, Layer, Norm, shown
+from dovetail_models.config.layer import Mlp, divisors, positive
 
 Extra = tuple[tuple[str, str], ...]
 

@@ -17,7 +17,7 @@ from dovetail_models.hf.directory import (
     read_config,
     read_generation,
 )
-from dovetail_models.hub import resolve
+from dovetail_models.hf.hub import resolve
 
 T = TypeVar("T", int, float)
 

@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dovetail_models.abbreviation import abbreviate
+from dovetail_models.describing.abbreviation import abbreviate
+from dovetail_models.placing.shard import Rules
 
 NAMES = ("attn_out", "mlp_hidden")
 # (block, x, input) -> (x, extra): the stream, and other results of the block.
@@ -87,6 +88,25 @@ class Remat:
         )
 
 
+def configured(
+    model: Any, *, scan: bool | None, remat: Remat | bool | None, rules: Rules | None
+) -> Any:
+    """Returns a model over the same Variables with other options. None keeps an option.
+
+    Args:
+        model: The decoder or encoder.
+        scan: Compile one copy of each repeated layer.
+        remat: Recomputation. True keeps only each block's input, False switches it off.
+        rules: Place activations on meshes.
+    """
+    other = nnx.merge(*nnx.split(model), copy=False)
+    other.scan = model.scan if scan is None else scan
+    recompute = Remat(save=()) if remat is True else remat or None
+    other.remat = model.remat if remat is None else recompute
+    other.rules = model.rules if rules is None else rules
+    return other
+
+
 def run(
     blocks: Sequence[nnx.Module],
     x: jax.Array,
@@ -142,7 +162,7 @@ class _Item(NamedTuple):
 def _unrolled(
     item: _Item, x: jax.Array, step: Step, *, remat: Remat | None
 ) -> tuple[jax.Array, Any]:
-    with _scope([item.layer_id]):
+    with jax.named_scope(f"layers.{item.layer_id}"):
         return _apply(item.block, x, item.given, step, remat=remat)
 
 
@@ -211,7 +231,7 @@ def _apply(
 
 
 def _scope(layer_ids: Sequence[int]) -> AbstractContextManager[Any]:
-    """Returns the named scope of blocks that share a program: `layers.3` or `layers.{0..5}`."""
+    """Returns the named scope of blocks that share a program, such as `layers.{0..5}`."""
     (name,) = abbreviate((f"layers.{i}", None) for i in layer_ids)
     return jax.named_scope(name)
 

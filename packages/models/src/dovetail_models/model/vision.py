@@ -19,8 +19,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from dovetail_models.describe import summary
-from dovetail_models.encoder import (
+from dovetail_models.config.encoder import DualConfig, VisionConfig
+from dovetail_models.describing.describe import summary
+from dovetail_models.layers.linear import Embed, project, whole
+from dovetail_models.layers.patch import Patches
+from dovetail_models.model.encoder import (
     Encoder,
     Features,
     Tapped,
@@ -29,12 +32,9 @@ from dovetail_models.encoder import (
     encoded_places,
     row_place,
 )
-from dovetail_models.encoder_config import DualConfig, VisionConfig
-from dovetail_models.explicit import Place, on_auto_axes
-from dovetail_models.layers.linear import Embed, project, whole
-from dovetail_models.layers.patch import Patches
-from dovetail_models.run import Remat
-from dovetail_models.shard import Rules, named
+from dovetail_models.model.run import Remat
+from dovetail_models.placing.activations import Place, on_auto_axes
+from dovetail_models.placing.shard import Rules, named
 
 Images: TypeAlias = Float[Array | np.ndarray, "I height width channels"]
 # Initial values: exp(scale) = 10 and a bias of -10 (SigLIP, 2303.15343, sec. 3.2).

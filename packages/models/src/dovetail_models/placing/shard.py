@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 
 import jax
 from flax import nnx
-from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 Rules: TypeAlias = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 Names: TypeAlias = tuple[str | None, ...]
 Constrain: TypeAlias = Callable[[jax.Array, Names], jax.Array]
 
+#: Mesh axis of each logical axis. The first rule whose mesh axis is free and divides it holds.
 RULES: Rules = (
     ("vocab", "tensor"),
     ("heads", "tensor"),
@@ -129,27 +129,6 @@ def shardings(
         return param.replace(NamedSharding(mesh, spec))
 
     return nnx.map_state(place, nnx.state(model, only))
-
-
-def constrain(x: jax.Array, names: Names, *, rules: Rules = RULES) -> jax.Array:
-    """Constrains `x` to the sharding that `rules` give for `names` on the ambient mesh.
-
-    Returns `x` itself without an ambient mesh (`jax.set_mesh`), outside jit (each operation then
-    follows its operands), and inside a `shard_map` over all axes.
-
-    Args:
-        x: An activation.
-        names: Logical names of its dimensions.
-        rules: Sharding rules.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = [
-        a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto
-    ]
-    if not axes or not isinstance(x, Tracer):
-        return x
-    spec = spec_of(x.shape, names, mesh=mesh, axes=axes, rules=rules, leaf="activation")
-    return jax.lax.with_sharding_constraint(x, spec)
 
 
 def spec_of(

@@ -14,10 +14,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int
 
-from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
-from dovetail_models.decoder import Decoder
-from dovetail_models.layer_config import ClampedGlu, Experts
-from dovetail_models.rope_config import (
+from dovetail_models.config.decoder import Attention, Config, LatentAttention, Layer, Norm
+from dovetail_models.config.layer import ClampedGlu, Experts
+from dovetail_models.config.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -25,7 +24,8 @@ from dovetail_models.rope_config import (
     Rope,
     YarnScaling,
 )
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.placing.shard import WEIGHTS
 
 Params = Mapping[str, np.ndarray]
 

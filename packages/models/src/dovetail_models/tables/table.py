@@ -1,20 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of tensor names and config.json keys of a family, used for reading and writing."""
+"""Tables of tensor names of a family, used for reading and writing."""
 
 import dataclasses
-import difflib
 import functools
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dovetail_models.build import AnyConfig
-from dovetail_models.config import Attention
-from dovetail_models.hf.harmless import is_harmless
-from dovetail_models.hf.ops import Op
-from dovetail_models.layer_config import Mlp
+from dovetail_models.config.decoder import Attention
+from dovetail_models.config.layer import Mlp
+from dovetail_models.tables.config_json import ConfigJson
+from dovetail_models.tables.ops import Identity, Op, Slice, Transpose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +34,71 @@ class Row:
 
 
 Table = tuple[Row, ...]
+SAME, TURN = Identity(), Transpose()
 # {path of a leaf: (name of its tensor, op)}
 Sources = dict[str, tuple[str, Op]]
+
+
+def linear(theirs: str, ours: str, *, leaf: str = "kernel", op: Op = TURN) -> Table:
+    """Returns the rows of a weight and its bias, such as those of a torch `Linear`.
+
+    A bias is optional.
+
+    Args:
+        theirs: Name of the module in the files.
+        ours: Path of the module.
+        leaf: Our name of the weight.
+        op: Operation on the weight.
+    """
+    weight = Row(f"{theirs}.weight", f"{ours}.{leaf}", op)
+    return weight, Row(f"{theirs}.bias", f"{ours}.bias", SAME)
+
+
+def norm(theirs: str, ours: str) -> Table:
+    """Returns the row of an RMS norm."""
+    return (Row(f"{theirs}.weight", f"{ours}.scale", SAME),)
+
+
+def in_layers(
+    names: Mapping[str, str],
+    *,
+    row: Callable[[str, str], Table] = linear,
+    theirs: str = "model.layers.{i}.",
+) -> Table:
+    """Returns the rows of modules in a layer.
+
+    Args:
+        names: Their names and ours, within the layer.
+        row: Returns the rows of a module: `linear` or `norm`.
+        theirs: Tensor prefix of a layer.
+    """
+    return tuple(x for a, b in names.items() for x in row(theirs + a, f"layers.{{i}}.{b}"))
+
+
+def experts(router: str, names: dict[str, str], *, stacked: str) -> tuple[Table, Table]:
+    """Returns two table layouts of a mixture of experts.
+
+    The first has one torch `Linear` per expert and projection. The second has two tensors for all
+    experts: [E, 2 F, D] with gate before up, and [E, D, F].
+
+    Args:
+        router: Tensor name of the router, without `.weight`.
+        names: File name of each projection, by ours (gate, up, down).
+        stacked: Tensor prefix of an expert, with `{e}` for its index.
+    """
+    mlp = "layers.{i}.mlp."
+    both = stacked.replace(".{e}", "")
+    gate = Row(f"{router}.weight", f"{mlp}router.kernel", TURN)
+    apart = tuple(
+        Row(f"{stacked}.{theirs}.weight", f"{mlp}experts.{ours}.kernel", TURN)
+        for ours, theirs in names.items()
+    )
+    fused = (
+        Row(f"{both}.gate_up_proj", f"{mlp}experts.gate.kernel", Slice(0, 2, -2, TURN)),
+        Row(f"{both}.gate_up_proj", f"{mlp}experts.up.kernel", Slice(1, 2, -2, TURN)),
+        Row(f"{both}.down_proj", f"{mlp}experts.down.kernel", TURN),
+    )
+    return (gate, *apart), (gate, *fused)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +108,7 @@ class Family:
     In patterns, `{i}` is a number and `*` is anything.
 
     Attributes:
-        read: Builds the configuration from config.json keys.
-        write: Returns the config.json keys of a configuration.
+        config_json: Reads and writes config.json, as a `ConfigJson`.
         table: Rows for saving and loading.
         layouts: Further tables for loading. Saving uses the first table with a row for every leaf,
             so a layout is written only if `table` lacks one.
@@ -67,8 +127,7 @@ class Family:
             components not described in config.json.
     """
 
-    read: Callable[["Keys"], AnyConfig]
-    write: Callable[[Any], dict[str, Any]]
+    config_json: ConfigJson
     table: Table
     layouts: tuple[Table, ...] = ()
     prefix: str = ""
@@ -148,12 +207,6 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(_match(pattern, name) for pattern in patterns)
 
 
-def near(name: str, options: Iterable[str]) -> str:
-    """Returns ` (near: ...)` with the closest option, or an empty string."""
-    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
-    return f" (near: {close[0]})" if close else ""
-
-
 def _match(pattern: str, name: str) -> re.Match[str] | None:
     """Matches a whole name with a pattern."""
     return _compiled(pattern).fullmatch(name)
@@ -163,89 +216,3 @@ def _match(pattern: str, name: str) -> re.Match[str] | None:
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Compiles a pattern."""
     return re.compile(re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\*", ".*"))
-
-
-class Keys:
-    """Keys of a config.json. Each is taken once; `extra` refuses unknown keys left over.
-
-    Args:
-        values: The keys and their values.
-        allow: Unknown keys to accept.
-    """
-
-    def __init__(self, values: Mapping[str, Any], *, allow: tuple[str, ...] = ()):
-        self._rest = dict(values)
-        self.allow = allow
-
-    def inner(self, name: str) -> "Keys":
-        """Takes an object-valued key and returns its keys.
-
-        Raises:
-            ValueError: The value is not an object.
-        """
-        value = self.take(name, {})
-        if not isinstance(value, dict):
-            raise ValueError(
-                f"config.json key {name!r} must be an object, got {name}={value!r}. "
-                "Correct config.json."
-            )
-        return Keys(value, allow=self.allow)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._rest
-
-    def take(self, name: str, default: Any = None, *, required: bool = False) -> Any:
-        """Removes a key and returns its value, or `default` for a missing or null one.
-
-        Args:
-            name: The key.
-            default: Value for a missing or null key.
-            required: Raise for a missing or null key.
-
-        Raises:
-            ValueError: The key is required and missing.
-        """
-        if required and self._rest.get(name) is None:
-            raise ValueError(
-                f"config.json must hold {name!r}, got keys={sorted(self._rest)}"
-                f"{near(name, self._rest)}. Add {name!r} to it."
-            )
-        value = self._rest.pop(name, None)
-        return default if value is None else value
-
-    def expect(self, name: str, *supported: Any) -> None:
-        """Takes a key and refuses other values than `supported`; the first is the default.
-
-        Raises:
-            ValueError: No module here computes the value.
-        """
-        value = self.take(name, supported[0])
-        if value not in supported:
-            raise ValueError(
-                f"config.json key {name!r} must be one of {supported}, got {name}={value!r}. "
-                "No module here computes another; use the library that wrote the file."
-            )
-
-    def extra(self, inert: frozenset[str], allow: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        """Returns the keys not taken, with their values as JSON text.
-
-        Args:
-            inert: Keys without effect in the family.
-            allow: Unknown keys to accept.
-
-        Raises:
-            ValueError: A key is neither inert nor allowed, nor harmless in any family.
-        """
-        known = inert | set(allow)
-        unknown = sorted(
-            name
-            for name, value in self._rest.items()
-            if name not in known and not is_harmless(name, value)
-        )
-        if unknown:
-            listed = ", ".join(f"{name}={self._rest[name]!r}" for name in unknown)
-            raise ValueError(
-                "Every key of config.json must be known, since it may alter the model, got "
-                f"{listed}. If these do not, pass allow={tuple(unknown)!r}."
-            )
-        return tuple((name, json.dumps(value)) for name, value in sorted(self._rest.items()))

@@ -17,8 +17,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_models.hf.table import Keys
-from dovetail_models.rope_config import (
+from dovetail_models.config.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -27,6 +26,7 @@ from dovetail_models.rope_config import (
     Scaling,
     YarnScaling,
 )
+from dovetail_models.tables.config_json import Keys
 
 _log = logging.getLogger(__name__)
 _KINDS: dict[str, type[Scaling]] = {

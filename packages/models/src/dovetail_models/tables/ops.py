@@ -11,7 +11,7 @@ each entry of a stack of tensors.
 """
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -60,14 +60,14 @@ class Transpose:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
-    """One of several equal blocks of a tensor along an axis, such as q of a fused q, k, v.
+class Part:
+    """One of several equal parts of a tensor along an axis: `Slice` or `Interleaved`.
 
     Attributes:
-        i: Index of the block.
-        count: Number of blocks.
-        axis: Axis of the blocks, -1 or -2.
-        then: Operation on the block.
+        i: Index of the part.
+        count: Number of parts.
+        axis: Axis of the parts, -1 or -2.
+        then: Operation on the part.
 
     Raises:
         ValueError: `axis` is not -1 or -2, or `i` is out of range.
@@ -79,50 +79,53 @@ class Slice:
     then: Op = Identity()
 
     def __post_init__(self) -> None:
-        _check(self.i, self.count, self.axis)
+        if self.axis not in (-1, -2) or not 0 <= self.i < self.count:
+            raise ValueError(
+                "A part lies on one of the last two axes and has a number below the count, got "
+                f"i={self.i}, count={self.count}, axis={self.axis}. Use axis=-1 or axis=-2, and i "
+                "from 0."
+            )
 
     def shape(self, leaf: Shape) -> Shape:
-        return _widened(self.then.shape(leaf), self.axis, self.count)
+        shape = list(self.then.shape(leaf))
+        shape[self.axis] *= self.count
+        return tuple(shape)
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        size = tensor.shape[self.axis] // self.count
-        block = slice(self.i * size, (self.i + 1) * size)
-        return self.then.view(tensor[_along(self.axis, block)])
+        after = (slice(None),) * (-1 - self.axis)
+        return self.then.view(tensor[(..., self._indices(tensor.shape[self.axis]), *after)])
 
     def __str__(self) -> str:
-        return _told(f"block {self.i} of {self.count} on axis {self.axis}", self.then)
+        then = "" if self.then == Identity() else f", {self.then}"
+        return f"{self._name()} on axis {self.axis}{then}"
+
+    def _indices(self, size: int) -> slice:
+        """Returns the indices of the part on an axis of this size."""
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class Interleaved:
-    """Every `count`-th index of a tensor along an axis, such as gate or up of gpt-oss.
+class Slice(Part):
+    """A block of consecutive indices, such as q of a fused q, k, v."""
 
-    Attributes:
-        i: First index.
-        count: Stride.
-        axis: Axis of the indices, -1 or -2.
-        then: Operation on the selection.
+    def _indices(self, size: int) -> slice:
+        block = size // self.count
+        return slice(self.i * block, (self.i + 1) * block)
 
-    Raises:
-        ValueError: `axis` is not -1 or -2, or `i` is out of range.
-    """
+    def _name(self) -> str:
+        return f"block {self.i} of {self.count}"
 
-    i: int
-    count: int
-    axis: int
-    then: Op = Identity()
 
-    def __post_init__(self) -> None:
-        _check(self.i, self.count, self.axis)
+class Interleaved(Part):
+    """Every `count`-th index from `i` on, such as gate or up of gpt-oss."""
 
-    def shape(self, leaf: Shape) -> Shape:
-        return _widened(self.then.shape(leaf), self.axis, self.count)
+    def _indices(self, size: int) -> slice:
+        return slice(self.i, None, self.count)
 
-    def view(self, tensor: np.ndarray) -> np.ndarray:
-        return self.then.view(tensor[_along(self.axis, slice(self.i, None, self.count))])
-
-    def __str__(self) -> str:
-        return _told(f"every {self.count} from {self.i} on axis {self.axis}", self.then)
+    def _name(self) -> str:
+        return f"every {self.count} from {self.i}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,25 +161,3 @@ class Lead:
 
     def __str__(self) -> str:
         return f"without {self.count} leading axes"
-
-
-def _told(part: str, then: Op) -> str:
-    return part if then == Identity() else f"{part}, {then}"
-
-
-def _check(i: int, count: int, axis: int) -> None:
-    if axis not in (-1, -2) or not 0 <= i < count:
-        raise ValueError(
-            "A part lies on one of the last two axes and has a number below the count, got "
-            f"i={i}, count={count}, axis={axis}. Use axis=-1 or axis=-2, and i from 0."
-        )
-
-
-def _widened(shape: Shape, axis: int, count: int) -> Shape:
-    axis += len(shape)
-    return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])
-
-
-def _along(axis: int, index: slice) -> tuple[Any, ...]:
-    """Returns an index of all elements, with `index` on `axis`."""
-    return (..., index) + (slice(None),) * (-1 - axis)

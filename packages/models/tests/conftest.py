@@ -36,7 +36,7 @@ def random_model():
     """
     # Inside the fixture: the hook above must run first.
     from dovetail_models import Config, abstract
-    from dovetail_models.shard import WEIGHTS
+    from dovetail_models.placing.shard import WEIGHTS
 
     def make(config, seed=1, dtype=np.float32):
         rng = np.random.default_rng(seed)

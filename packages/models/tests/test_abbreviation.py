@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail_models.abbreviation import abbreviate
+from dovetail_models.describing.abbreviation import abbreviate
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from dovetail_models import diff, llama, load, save
-from dovetail_models.diff import Change
+from dovetail_models.comparing.diff import Change
 from dovetail_models.families.mixtral import mixtral
 
 CONFIG = llama(vocab_size=30, embed=12, depth=3, heads=6, kv_heads=2, head_dim=4, mlp=20)
@@ -78,7 +78,7 @@ def test_what_is_not_a_number(model):
 
 def test_large_parameters_in_parts(model, monkeypatch):
     # The package exports the function by the name of its module.
-    module = importlib.import_module("dovetail_models.diff")
+    module = importlib.import_module("dovetail_models.comparing.diff")
     monkeypatch.setattr(module, "_CHUNK", 41)
     last = up(model, 1)
     last[-1, -1] += 0.5

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dovetail_models import Mlp, Rope, bert, siglip, siglip_text, siglip_vision, vit
-from dovetail_models.encoder_config import AttentionPool, TokenPool
+from dovetail_models.config.encoder import AttentionPool, TokenPool
 
 SIZES = {"embed": 12, "depth": 2, "heads": 3, "mlp": 20}
 TEXT = siglip_text(vocab_size=31, **SIZES)

@@ -7,7 +7,7 @@ import pytest
 constants = pytest.importorskip("huggingface_hub.constants")
 
 from dovetail_models import abstract, init, llama, load, save  # noqa: E402
-from dovetail_models.hub import is_id, resolve  # noqa: E402
+from dovetail_models.hf.hub import is_id, resolve  # noqa: E402
 
 CONFIG = llama(vocab_size=32, embed=8, depth=1, heads=2, mlp=16)
 SHA, OLD = "a" * 40, "b" * 40

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from dovetail_models import bert, init, llama
-from dovetail_models.inputs import (
-    check_form,
+from dovetail_models.layers.inputs import (
     check_positions,
-    check_tokens,
     check_types,
     restart,
 )
+from dovetail_models.layers.linear import check_form, check_tokens
 
 DECODER = llama(vocab_size=7, embed=4, depth=1, heads=1, mlp=4)
 ENCODER = bert(vocab_size=7, embed=4, depth=1, heads=1, mlp=4)

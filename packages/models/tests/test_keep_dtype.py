@@ -69,7 +69,7 @@ def test_a_file_that_rounded_it_is_read_in_float32(model, tmp_path):
     safetensors.numpy.save_file(tensors, file)
     again = bias_of(load(tmp_path / "m"))
     np.testing.assert_array_equal(again, tensors[BIAS].astype(np.float32), strict=True)
-    line = next(line for line in explain(tmp_path / "m").lines if "selection_bias" in line.leaf)
+    line = next(line for line in explain(tmp_path / "m").rows if "selection_bias" in line.leaf)
     assert line.dtype == "float32"
     router = abstract(tmp_path / "m").layers[1].mlp.router
     assert router.selection_bias.get_value().dtype == np.float32

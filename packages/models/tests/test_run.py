@@ -10,7 +10,7 @@ from flax import nnx
 from jax import export
 
 from dovetail_models import Remat, llama
-from dovetail_models.run import _runs
+from dovetail_models.model.run import _runs
 
 BASE = llama(vocab_size=47, embed=16, depth=8, heads=4, kv_heads=2, mlp=28)
 

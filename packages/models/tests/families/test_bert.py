@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dovetail_models import bert, load_encoder, save
-from dovetail_models.encoder_config import TokenPool
+from dovetail_models.config.encoder import TokenPool
 from dovetail_models.hf.config import describe, parse
 
 pytestmark = pytest.mark.capability("Hugging Face directories of BERT")

@@ -45,7 +45,7 @@ from dovetail_models import (
 )
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import describe, parse
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 
 SIZES = {"vocab_size": 29, "embed": 12, "depth": 3, "heads": 6, "kv_heads": 2, "mlp": 10}
 YARN = YarnScaling(factor=4.0, original_length=16, beta_fast=2.0, beta_slow=0.1)

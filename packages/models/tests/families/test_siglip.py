@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dovetail_models import load_encoder, save, siglip, siglip_text, siglip_vision
-from dovetail_models.encoder_config import AttentionPool, TokenPool
+from dovetail_models.config.encoder import AttentionPool, TokenPool
 from dovetail_models.hf.config import describe, parse
 
 pytestmark = pytest.mark.capability("Hugging Face directories of SigLIP")

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail_models import llama, load, load_encoder, save, vit
-from dovetail_models.encoder_config import TokenPool
+from dovetail_models.config.encoder import TokenPool
 from dovetail_models.hf.config import describe, parse
 
 pytestmark = pytest.mark.capability("Hugging Face directories of ViT")

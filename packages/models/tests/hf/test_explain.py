@@ -29,7 +29,7 @@ def directory(random_model, tmp_path_factory):
 def test_a_line_tells_where_a_leaf_comes_from_and_goes(directory):
     # A mesh of eight devices that nobody has.
     plan = explain(directory, mesh=mesh(expert=2, fsdp=2, tensor=2))
-    lines = {line.leaf: line for line in plan.lines}
+    lines = {line.leaf: line for line in plan.rows}
     up = lines[UP]
     assert up.tensors == "model.layers.0.block_sparse_moe.experts.{0..3}.w3.weight"
     assert (up.shape, up.dtype, up.stored, up.op) == ((4, 8, 12), "float32", "F32", "transpose")
@@ -41,22 +41,22 @@ def test_a_line_tells_where_a_leaf_comes_from_and_goes(directory):
 @pytest.mark.thorough
 def test_totals_are_those_of_the_file(directory):
     plan = explain(directory)
-    tensors = sum(line.bytes_per_device for line in plan.lines)
+    tensors = sum(line.bytes_per_device for line in plan.rows)
     # All of the file but its header.
     size = (directory / "model.safetensors").stat().st_size
     header = int.from_bytes((directory / "model.safetensors").read_bytes()[:8], "little")
     assert plan.bytes_per_device == tensors == size - 8 - header
     assert plan.parameters == tensors // 4
-    assert {line.spec for line in plan.lines} == {None}
+    assert {line.spec for line in plan.rows} == {None}
 
 
 def test_the_table_is_aligned_and_equal_layers_share_a_row(directory):
     plan = explain(directory, mesh=mesh(expert=2, fsdp=2, tensor=2))
     title, *rows, totals = str(plan).splitlines()
-    assert repr(plan) == f"Plan(23 leaves, {totals}; print it)"
+    assert repr(plan) == f"Explanation(23 leaves, {totals}; print it)"
     assert html.unescape(plan._repr_html_()) == f"<pre>{plan}</pre>"
     # Two layers of the same ten leaves, and the three around them.
-    assert (len(plan.lines), len(rows)) == (2 * 10 + 3, 10 + 3)
+    assert (len(plan.rows), len(rows)) == (2 * 10 + 3, 10 + 3)
     assert len({len(row) for row in [title, *rows]}) == 1
     start = title.index("bytes per device")
     assert all(row[start - 2 : start] == "  " for row in rows)
@@ -73,7 +73,7 @@ def test_the_table_is_aligned_and_equal_layers_share_a_row(directory):
 
 def test_parts_are_told(random_model, tmp_path):
     save(random_model(gpt2(vocab_size=11, embed=6, depth=1, heads=2)), tmp_path / "m")
-    found = {line.leaf: line for line in explain(tmp_path / "m").lines}
+    found = {line.leaf: line for line in explain(tmp_path / "m").rows}
     key = found["layers.0.attn.k.kernel"]
     assert key.tensors == "transformer.h.0.attn.c_attn.weight"
     assert key.op == "block 1 of 3 on axis -1"
@@ -92,5 +92,5 @@ def test_how_quantised_tensors_are_stored(directory, tmp_path, write_raw):
     keys = json.loads((directory / "config.json").read_text())
     keys["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [5, 5]}
     (tmp_path / "m" / "config.json").write_text(json.dumps(keys))
-    found = {line.leaf: line for line in explain(tmp_path / "m").lines}
+    found = {line.leaf: line for line in explain(tmp_path / "m").rows}
     assert (found[UP].stored, found[UP].dtype) == ("F8_E4M3 in blocks of 5x5", "bfloat16")

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from dovetail_models import Remat, Rope, bert, llama, lora, mixtral, replace, save
-from dovetail_models.layers.attention import SelfAttention
+from dovetail_models.layers.block import SelfAttention
 from dovetail_models.layers.router import Router
 
 SIZES = {"vocab_size": 31, "embed": 12, "depth": 2, "heads": 2, "mlp": 10}

@@ -6,7 +6,7 @@ import pytest
 
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
-from dovetail_models.hf.harmless import HARMLESS, is_harmless
+from dovetail_models.tables.harmless import HARMLESS, is_harmless
 
 SIZES = {
     "vocab_size": 64,

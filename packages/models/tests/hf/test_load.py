@@ -344,7 +344,7 @@ import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
 from dovetail_models import load, save, shardings
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 
 mesh = jax.make_mesh((2, 2, 2), ("expert", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 for directory in map(Path, sys.argv[1:]):

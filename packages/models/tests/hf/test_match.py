@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dovetail_models.hf.match import Leaf, match
-from dovetail_models.hf.ops import Identity, Interleaved, Slice, Transpose
 from dovetail_models.hf.safetensors import Maps, Spec
-from dovetail_models.hf.table import Family, Row
 from dovetail_models.hf.tensors import Plain
+from dovetail_models.tables.config_json import ConfigJson
+from dovetail_models.tables.ops import Identity, Interleaved, Slice, Transpose
+from dovetail_models.tables.table import Family, Row
 
 FUSED = (
     Row("embed.weight", "embed.embedding", Identity()),
@@ -43,7 +44,7 @@ def unread(_):
 def family(**options):
     tied = ("head.weight", "embed.weight")
     given = {"table": FUSED, "layouts": (APART,), "tied": tied, "inert": frozenset()} | options
-    return Family(read=unread, write=unread, **given)
+    return Family(config_json=ConfigJson(builder=unread, fixed={}), **given)
 
 
 def on_disk(shapes, dtypes=None):

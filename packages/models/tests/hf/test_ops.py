@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_models.hf.ops import Conv, Identity, Interleaved, Lead, Op, Slice, Transpose
+from dovetail_models.tables.ops import Conv, Identity, Interleaved, Lead, Op, Slice, Transpose
 
 IDENTITY = Identity()
 

@@ -3,8 +3,8 @@
 import pytest
 
 from dovetail_models import DynamicScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
-from dovetail_models.hf.rope import read_rope, write_rope
-from dovetail_models.hf.table import Keys
+from dovetail_models.tables.config_json import Keys
+from dovetail_models.tables.rope import read_rope, write_rope
 
 NUMBERS = {
     "factor": 32.0,

@@ -8,10 +8,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.ops import Identity, Slice, Transpose
 from dovetail_models.hf.safetensors import Maps, Spec
 from dovetail_models.hf.stream import fill
 from dovetail_models.hf.tensors import Plain
+from dovetail_models.tables.ops import Identity, Slice, Transpose
 
 
 class InMemory(Plain):
@@ -68,7 +68,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 sys.path.insert(0, sys.argv[1])
 from test_stream import InMemory
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.ops import Transpose
+from dovetail_models.tables.ops import Transpose
 from dovetail_models.hf.stream import fill
 
 mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
@@ -104,7 +104,7 @@ import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
 from dovetail_models import load
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 
 axes = ("expert", "fsdp", "tensor")
 mesh = None

@@ -5,15 +5,14 @@ import pytest
 
 from dovetail_models import abstract, llama, qwen3
 from dovetail_models.families import FAMILIES
-from dovetail_models.hf.ops import Identity
-from dovetail_models.hf.table import (
+from dovetail_models.tables.config_json import ConfigJson
+from dovetail_models.tables.ops import Identity
+from dovetail_models.tables.table import (
     Family,
-    Keys,
     Row,
     candidates,
     listed,
     matches,
-    near,
     sources,
 )
 
@@ -62,11 +61,9 @@ BIASED = (SCALE, Row("bias", "norm.bias", Identity()))
 
 
 def family(**options):
-    def unread(_):
-        raise NotImplementedError
-
+    unread = ConfigJson(builder=llama, fixed={})
     given = {"table": (SCALE,), "inert": frozenset(), "tied": None} | options
-    return Family(read=unread, write=unread, **given)
+    return Family(config_json=unread, **given)
 
 
 def test_candidates_are_the_tables_that_name_every_leaf():
@@ -107,33 +104,3 @@ def test_a_dot_is_a_dot_and_a_layer_a_number():
     assert matches("a.3.b", ("a.{i}.b",))
     assert not matches("a.3.bc", ("a.{i}.b",))
     assert not matches("aX3.b", ("a.{i}.b",))
-
-
-def test_near_names():
-    assert near("hiden_size", ["hidden_size", "vocab_size"]) == " (near: hidden_size)"
-    assert near("xyz", ["hidden_size"]) == ""
-
-
-def test_a_missing_key_is_refused():
-    with pytest.raises(ValueError, match="must hold 'hidden_size'") as error:
-        Keys({"hiden_size": 3}).take("hidden_size", required=True)
-    assert "keys=['hiden_size'] (near: hiden_size)" in str(error.value)
-    assert "Add 'hidden_size'" in str(error.value)
-
-
-def test_a_value_that_no_module_computes_is_refused():
-    keys = Keys({"hidden_act": "gelu"})
-    with pytest.raises(ValueError, match=r"must be one of \('silu',\)") as error:
-        keys.expect("hidden_act", "silu")
-    assert "hidden_act='gelu'" in str(error.value)
-    assert "use the library that wrote the file" in str(error.value)
-
-
-def test_an_unknown_key_is_refused_unless_allowed():
-    values = {"logit_scale": 0.5, "bos_token_id": [1, 2]}
-    with pytest.raises(ValueError, match="must be known") as error:
-        Keys(values).extra(frozenset({"bos_token_id"}), ())
-    assert "got logit_scale=0.5" in str(error.value)
-    assert "pass allow=('logit_scale',)" in str(error.value)
-    kept = Keys(values).extra(frozenset({"bos_token_id"}), ("logit_scale",))
-    assert kept == (("bos_token_id", "[1, 2]"), ("logit_scale", "0.5"))

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from dovetail_models import load_encoder, pool, save  # noqa: E402
-from dovetail_models.abbreviation import dotted  # noqa: E402
+from dovetail_models.describing.abbreviation import dotted  # noqa: E402
 from dovetail_models.families import FAMILIES  # noqa: E402
 from dovetail_models.hf.config import parse  # noqa: E402
-from dovetail_models.hf.table import candidates  # noqa: E402
+from dovetail_models.tables.table import candidates  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

@@ -23,7 +23,7 @@ from dovetail_models import (  # noqa: E402
     abstract,
     load,
 )
-from dovetail_models.shard import WEIGHTS  # noqa: E402
+from dovetail_models.placing.shard import WEIGHTS  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from dovetail_models import load  # noqa: E402
 from dovetail_models.families import FAMILIES  # noqa: E402
-from dovetail_models.hf.table import sources  # noqa: E402
 from dovetail_models.layers.router import Router  # noqa: E402
-from dovetail_models.shard import WEIGHTS  # noqa: E402
+from dovetail_models.placing.shard import WEIGHTS  # noqa: E402
+from dovetail_models.tables.table import sources  # noqa: E402
 
 from .conftest import CASES  # noqa: E402
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from dovetail_models import RULES, abstract, llama, lora, shardings
-from dovetail_models.surgery.paths import trainable
+from dovetail_models.adapters.paths import trainable
 
 pytestmark = pytest.mark.capability("LoRA adapters")
 

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from dovetail_models import abstract, llama
-from dovetail_models.surgery.paths import select, trainable
+from dovetail_models.adapters.paths import select, trainable
 
 CONFIG = llama(vocab_size=31, embed=12, depth=11, heads=2, kv_heads=1, mlp=20)
 
@@ -61,7 +61,7 @@ def test_a_filter_takes_parameters_only():
         ),
         (
             lambda model: trainable("layers.{0,1.attn"),
-            ["braces must be closed", "'layers.{0,1.attn'", "write one like"],
+            ["braces must be closed", "'layers.{0,1.attn'", "write a name like"],
         ),
         (
             lambda model: select(model, ()),
@@ -69,7 +69,7 @@ def test_a_filter_takes_parameters_only():
         ),
         (
             lambda model: select(model, "layers..attn"),
-            ["single dots", "'layers..attn'", "write 'layers.attn'"],
+            ["single dots", "'layers..attn'", "write a name like"],
         ),
     ],
 )

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
 import warm_start
-from dovetail_models.surgery.place import build
+from dovetail_models.adapters.place import build
 
 MESH = AbstractMesh((2, 3), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 

@@ -21,7 +21,7 @@ from dovetail_models import (
     lora,
     shardings,
 )
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 
 pytestmark = pytest.mark.capability("LoRA adapters")
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint.digest import _device_sums
-from dovetail_checkpoint.sums import _numpy_sums, host_sums, total
+from dovetail_checkpoint.proof.digest import _device_sums
+from dovetail_checkpoint.proof.sums import _numpy_sums, host_sums, total
 from measure import cost, report, rounds
 
 BYTES, REPEATS = 64 << 20, 7

@@ -26,7 +26,7 @@ import orbax.checkpoint.experimental.v1 as ocp
 from safetensors.numpy import save_file
 
 from dovetail_checkpoint import Store
-from dovetail_checkpoint.export import export_safetensors
+from dovetail_checkpoint.paths.export import export_safetensors
 from measure import Cost, cost, report, rounds
 
 REPEATS = 7

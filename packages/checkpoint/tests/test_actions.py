@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dovetail_checkpoint import actions
+from dovetail_checkpoint.stopping import actions
 
 NUMBER = signal.SIGUSR2
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import Store, agree
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.proof import agree
 
 
 def test_one_process_agrees_with_itself():
@@ -50,7 +51,7 @@ def test_an_exception_that_is_handled_already_is_not_on_its_way(tmp_path, monkey
         store._pending.done.result()
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         monkeypatch.setattr(
-            "dovetail_checkpoint.agree._rows", lambda x: asked.append(x) or np.stack([x, x])
+            "dovetail_checkpoint.proof.agree._rows", lambda x: asked.append(x) or np.stack([x, x])
         )
         store.wait()
     assert len(asked) == 1
@@ -77,6 +78,8 @@ def test_what_fails_on_one_process_is_an_error_of_all_at_once(tmp_path, run_prog
     assert sorted(run_program("divided.py", tmp_path).splitlines()) == [
         "0: restored 1; raised RuntimeError: every process must succeed, got process=1 with "
         "OSError('gone'); mend its cause and call again on every process; unwritable: "
-        "NotADirectoryError; refused: RuntimeError",
-        "1: restored 1; raised OSError: gone; unwritable: RuntimeError; refused: TypeError",
+        "NotADirectoryError; refused: RuntimeError, "
+        "item/more: an array must lie on devices of all 2 processes",
+        "1: restored 1; raised OSError: gone; unwritable: RuntimeError; refused: TypeError, "
+        "item/more: an array must lie on devices of all 2 processes",
     ]

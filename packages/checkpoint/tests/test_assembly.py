@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import cast, drop, fuse, mapping, rename, split, stack, transpose, unstack
-from dovetail_checkpoint.assembly import assembled
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.report import DamageError
-from dovetail_checkpoint.source import SourceLeaf
+from dovetail_checkpoint import cast, drop, fuse, rename, split, stack, transpose, unstack
+from dovetail_checkpoint.layout import mapping
+from dovetail_checkpoint.layout.source import SourceLeaf
+from dovetail_checkpoint.paths.assembly import assembled
+from dovetail_checkpoint.proof.digest import hex_digests
+from dovetail_checkpoint.proof.report import DamageError
 
 RNG = np.random.default_rng(11)
 LEAVES = {

@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import checksums
-from dovetail_checkpoint.digest import hex_digests
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.proof.digest import hex_digests
 
 LARGE = (1 << 20) + 4_000_003  # more than a block, and no whole words
 

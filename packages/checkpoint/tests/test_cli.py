@@ -29,7 +29,7 @@ EXIT_CODES = """
 exit codes:
   0    done
   1    failed, or two things that were compared differ
-  2    the command line is wrong
+  2    the command line is wrong: an option, a value or a path
   3    data are damaged or refused
   130  interrupted
 """
@@ -232,9 +232,9 @@ def test_a_dry_run_prints_the_mapping_and_writes_nothing(run, command):
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_message_and_code_1(run, command, argv, message):
+def test_what_cannot_be_done_is_one_message_and_code_2(run, command, argv, message):
     code, out, err = command(*argv)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith(message)
     assert err.endswith("\n")
     assert "Traceback" not in err
@@ -261,14 +261,20 @@ def test_debug_shows_the_trace_before_the_action_or_after(run):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ([], "the following arguments are required: ACTION"),
-        (["inspct", "run"], "invalid choice: 'inspct'"),
-        (["convert", "run/2", "--out", "out"], "required: --format"),
-        (["convert", "run/2", "--out", "out", "--format", "torch"], "invalid choice: 'torch'"),
-        (["diff", "run/2"], "the following arguments are required: B"),
-        (["diff", "a", "b", "--rename", "x.*", "y"], "argument --rename: both sides must have"),
-        (["verify", "run", "--item", "model"], "unknown arguments: --item model"),
-        (["inspect", "run", "--js"], "unknown arguments: --js (did you mean --json?)"),
+        ([], "are required: ACTION"),
+        (["inspct", "run"], "got inspct: did you mean inspect?"),
+        (
+            ["convert", "run/2", "--out", "out"],
+            "are required: --format",
+        ),
+        (
+            ["convert", "run/2", "--out", "out", "--format", "torch"],
+            "--format must be one of orbax, safetensors, got --format torch",
+        ),
+        (["diff", "run/2"], "are required: B"),
+        (["diff", "a", "b", "--rename", "x.*", "y"], "--rename: both sides must have"),
+        (["verify", "run", "--item", "model"], "verify has no option --item: leave it out"),
+        (["inspect", "run", "--js"], "no option --js: did you mean --json?"),
     ],
 )
 def test_a_wrong_line_is_code_2(command, argv, message):

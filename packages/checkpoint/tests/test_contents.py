@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint.contents import check, contents
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.manifest import Identity, decode, json_sha256
+from dovetail_checkpoint.proof.digest import hex_digests
+from dovetail_checkpoint.proof.manifest import Identity, decode, json_sha256
+from dovetail_checkpoint.run.contents import check, contents
 
 IDENTITY = Identity(step=3, run="0" * 32)
 

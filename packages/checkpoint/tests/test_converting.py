@@ -26,7 +26,7 @@ from dovetail_checkpoint import (
     unstack,
     verify,
 )
-from dovetail_checkpoint.converting import planned
+from dovetail_checkpoint.paths.converting import planned
 
 STACK = [stack("layers.#.**", "layers.**")]
 UNSTACK = [unstack("layers.**", "layers.#.**")]
@@ -165,7 +165,7 @@ def test_a_failed_save_leaves_nothing(foreign, tmp_path, monkeypatch):
     def full(directory):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dovetail_checkpoint.checksums.write", full)
+    monkeypatch.setattr("dovetail_checkpoint.proof.checksums.write", full)
     with pytest.raises(RuntimeError, match=r"must be written to .*No space left"):
         convert(foreign, tmp_path / "out", format="orbax")
     assert os.listdir(tmp_path) == []

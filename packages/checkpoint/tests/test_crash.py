@@ -11,7 +11,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from dovetail_checkpoint import Best, Retention, Store, reading, verify
+from dovetail_checkpoint import Best, Retention, Store, verify
+from dovetail_checkpoint.run import reading
 
 ALL_PHASES = ["compile", "warm-up", "evaluation", "train step", "between steps", "save"]
 KILLED_IN = ["any moment", "writing", "committed", "hashing", "deleting"]

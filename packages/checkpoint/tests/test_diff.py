@@ -18,8 +18,8 @@ from dovetail_checkpoint import (
     transpose,
     unstack,
 )
-from dovetail_checkpoint.diff import Diff
-from dovetail_checkpoint.export import export_safetensors
+from dovetail_checkpoint.paths.diff import Diff
+from dovetail_checkpoint.paths.export import export_safetensors
 
 STACK = [stack("layers.#.**", "layers.**")]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dovetail_checkpoint import digest
-from dovetail_checkpoint.digest import _HOST_BYTES, _device_sums, begin_digests, hex_digests
-from dovetail_checkpoint.sums import host_sums, total
+from dovetail_checkpoint.proof.digest import _HOST_BYTES, _device_sums, begin_digests, hex_digests
+from dovetail_checkpoint.proof.sums import host_sums, total
 
 M = 0xFFFFFFFF
 

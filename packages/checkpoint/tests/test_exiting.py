@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.thorough
 def test_a_script_without_close_commits_its_save_or_says_what_is_lost(tmp_path, run_program):
     lines = run_program("exits.py", tmp_path).splitlines()
-    said = f"ERROR:dovetail_checkpoint.writer:{tmp_path}"
+    said = f"ERROR:dovetail_checkpoint.run.writer:{tmp_path}"
     assert lines[:8] == [
         "end: 0",
         "error: 1 | ValueError: the script's own error",
@@ -56,7 +56,7 @@ exiting.before_exit(work)
 
 
 def ending(before="", after=""):
-    from dovetail_checkpoint import exiting
+    from dovetail_checkpoint.run import exiting
 
     script = SCRIPT.format(before=before, after=after, path=exiting.__file__)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -11,12 +11,8 @@ import numpy as np
 import pytest
 import safetensors
 
-from dovetail_checkpoint import Store, export, loading
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.export import export_safetensors
-from dovetail_checkpoint.loading import load
-from dovetail_checkpoint.report import DamageError
-from dovetail_checkpoint.rules import (
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.layout.rules import (
     cast,
     drop,
     fuse,
@@ -27,8 +23,13 @@ from dovetail_checkpoint.rules import (
     transpose,
     unstack,
 )
-from dovetail_checkpoint.safetensors import DTYPES
-from dovetail_checkpoint.tensor_reader import TensorReader, verify_safetensors
+from dovetail_checkpoint.layout.safetensors import DTYPES
+from dovetail_checkpoint.layout.tensor_reader import TensorReader, verify_safetensors
+from dovetail_checkpoint.paths import export, loading
+from dovetail_checkpoint.paths.export import export_safetensors
+from dovetail_checkpoint.paths.loading import load
+from dovetail_checkpoint.proof.digest import hex_digests
+from dovetail_checkpoint.proof.report import DamageError
 
 # Orbax warns about targets without shardings and leaves tasks behind when a load fails.
 pytestmark = [

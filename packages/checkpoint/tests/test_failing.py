@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from dovetail_checkpoint import Store
-from dovetail_checkpoint.failing import advice
+from dovetail_checkpoint.run.failing import advice
 
 SPACE = "free space or fix the directory"
 
@@ -68,7 +68,7 @@ def test_a_save_that_fails_in_a_computation_is_not_said_to_need_space(tmp_path, 
 
     store = Store(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail_checkpoint.contents.encode", fail)
+        patch.setattr("dovetail_checkpoint.run.contents.encode", fail)
         store.save(2, item=jnp.ones(3))
         with pytest.raises(RuntimeError, match=r"got .*a digest failed.*mend its cause, then save"):
             store.wait()

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from dovetail_checkpoint import lock, owner
-from dovetail_checkpoint.lock import LOCK, WriterLock
+from dovetail_checkpoint.run import lock, owner
+from dovetail_checkpoint.run.lock import LOCK, WriterLock
 
 HANG_S = 300
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint.manifest import (
+from dovetail_checkpoint.proof.manifest import (
     DamagedManifestError,
     Items,
     ObjectItem,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dovetail_checkpoint import cast, drop, keep_init, rename, split, stack, transpose
-from dovetail_checkpoint.mapping import compiled, leaf_bytes
-from dovetail_checkpoint.source import SourceLeaf
+from dovetail_checkpoint.layout.mapping import compiled, leaf_bytes
+from dovetail_checkpoint.layout.source import SourceLeaf
 
 
 def leaf(name, shape=(3, 4), dtype="float32"):

@@ -11,8 +11,8 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
 from dovetail_checkpoint import DamageError, Store, digest, inspect
-from dovetail_checkpoint.export import export_safetensors
-from dovetail_checkpoint.metadata import Checkpoint, Run, table
+from dovetail_checkpoint.paths.export import export_safetensors
+from dovetail_checkpoint.paths.metadata import Checkpoint, Run, table
 
 # TensorStore may answer after Orbax gave up, even during the next test.
 pytestmark = [

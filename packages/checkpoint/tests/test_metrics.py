@@ -8,7 +8,8 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Best, Retention, Store, metrics, verify
+from dovetail_checkpoint import Best, Retention, Store, verify
+from dovetail_checkpoint.run import metrics
 
 
 def test_metrics_are_kept_with_the_step(tmp_path):

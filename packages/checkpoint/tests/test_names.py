@@ -7,7 +7,7 @@ import jax
 import optax
 import pytest
 
-from dovetail_checkpoint.names import leaf_names, match_names, plain
+from dovetail_checkpoint.proof.names import leaf_names, match_names, plain
 
 
 class Pair(NamedTuple):

@@ -13,11 +13,11 @@ from dovetail_checkpoint import (
     export_safetensors,
     inspect,
     load,
-    reading,
     verify,
 )
 from dovetail_checkpoint.cli import main
-from dovetail_checkpoint.opening import is_safetensors, open_source
+from dovetail_checkpoint.paths.opening import is_safetensors, open_source
+from dovetail_checkpoint.run import reading
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
 from dovetail_checkpoint import DamageError, Store, load
-from dovetail_checkpoint.orbax_item import OrbaxItem
+from dovetail_checkpoint.paths.orbax_item import OrbaxItem
 
 
 def tree():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_checkpoint import owner
+from dovetail_checkpoint.run import owner
 
 ROOT = Path(__file__).parent
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import part_digest
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.part_digest import part_sums
+from dovetail_checkpoint.proof import part_digest
+from dovetail_checkpoint.proof.digest import hex_digests
+from dovetail_checkpoint.proof.part_digest import part_sums
 
 M = 0xFFFFFFFF
 

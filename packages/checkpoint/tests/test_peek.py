@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Store, checksums, reading
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.run import reading
 
 
 class Told:

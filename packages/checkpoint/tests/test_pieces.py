@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import pieces
-from dovetail_checkpoint.pieces import Built, Piece
+from dovetail_checkpoint.layout import pieces
+from dovetail_checkpoint.layout.pieces import Built, Piece
 
 _RNG = np.random.default_rng(0)
 ARRAYS = {name: _RNG.normal(size=(2, 3, 4)).astype(np.float32) for name in "abcdef"}

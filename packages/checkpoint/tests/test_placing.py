@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from dovetail_checkpoint import pieces, placing
+from dovetail_checkpoint.layout import pieces, placing
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from dovetail_checkpoint import actions, preemption
+from dovetail_checkpoint.stopping import actions, preemption
 
 
 def test_without_processes_there_is_no_service():

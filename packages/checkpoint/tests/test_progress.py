@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-from dovetail_checkpoint.progress import counter
+from dovetail_checkpoint.proof.progress import counter
 
 
 def test_parts_add_up_and_the_beginning_is_told():

@@ -14,7 +14,9 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Store, checksums, reading, verify
+from dovetail_checkpoint import Store, verify
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.run import reading
 
 # Orbax leaves tasks behind when a load fails, and warns about targets without shardings.
 pytestmark = [
@@ -267,7 +269,7 @@ def test_a_lost_record_is_damage_not_a_plain_step(run):
 
 @pytest.mark.thorough
 def test_a_record_of_another_format_is_refused(run):
-    from dovetail_checkpoint.manifest import json_sha256
+    from dovetail_checkpoint.proof.manifest import json_sha256
 
     root = run(False, False)
     path = root / "2" / "dovetail" / "data.json"

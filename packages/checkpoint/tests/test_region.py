@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import region
-from dovetail_checkpoint.region import spans
+from dovetail_checkpoint.layout import region
+from dovetail_checkpoint.layout.region import spans
 
 
 def gathered(data: bytes, array: np.ndarray, part: tuple) -> tuple[np.ndarray, int]:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import Best, Retention, checksums, retention
-from dovetail_checkpoint.retention import Pruner, unmeasured
-from dovetail_checkpoint.steps import committed_steps, describe_step, described_steps, missing
+from dovetail_checkpoint import Best, Retention
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.run import retention
+from dovetail_checkpoint.run.retention import Pruner, unmeasured
+from dovetail_checkpoint.run.steps import committed_steps, describe_step, described_steps, missing
 
 
 def make(root: Path, step: int, *, has_checksums: bool = True) -> None:

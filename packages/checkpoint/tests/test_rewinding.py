@@ -96,7 +96,8 @@ def test_a_rewind_that_is_killed_leaves_a_run_and_is_done_by_the_next(tmp_path, 
     root = saved(tmp_path / "run", (1, 2, 3, 4))
     program = """
         import os, signal, sys
-        from dovetail_checkpoint import rewind, rewinding
+        from dovetail_checkpoint import rewind
+        from dovetail_checkpoint.run import rewinding
         left, whole = int(sys.argv[2]), rewinding.set_aside
         def killed(*args, **options):
             global left

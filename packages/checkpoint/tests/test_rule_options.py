@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from dovetail_checkpoint import cast, drop, fuse, only, rename, split, stack, transpose, unstack
-from dovetail_checkpoint.rule_options import add_rule_options
+from dovetail_checkpoint.layout.rule_options import add_rule_options
 
 
 def parsed(*argv):

@@ -9,14 +9,14 @@ from dovetail_checkpoint import (
     fuse,
     keep_init,
     only,
-    pieces,
     rename,
     split,
     stack,
     transpose,
     unstack,
 )
-from dovetail_checkpoint.pieces import whole
+from dovetail_checkpoint.layout import pieces
+from dovetail_checkpoint.layout.pieces import whole
 
 pytestmark = pytest.mark.capability("other layouts by rules")
 

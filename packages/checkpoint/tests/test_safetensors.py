@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from dovetail_checkpoint import _safetensors
 from dovetail_checkpoint._safetensors import FormatError
-from dovetail_checkpoint.manifest import json_sha256
-from dovetail_checkpoint.safetensors import (
+from dovetail_checkpoint.layout.safetensors import (
     DTYPES,
     check_metadata,
     decode,
@@ -25,6 +24,7 @@ from dovetail_checkpoint.safetensors import (
     read_header,
     tensor_bytes,
 )
+from dovetail_checkpoint.proof.manifest import json_sha256
 
 LEAVES = {
     "a.w": ((3, 5), "float32"),

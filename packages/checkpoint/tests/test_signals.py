@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dovetail_checkpoint import actions, on_signal, signals
+from dovetail_checkpoint import on_signal
+from dovetail_checkpoint.stopping import actions, signals
 
 HANG_S = 120  # only what never comes takes this long
 

@@ -12,10 +12,11 @@ import numpy as np
 import orbax.checkpoint as v0
 import pytest
 
-from dovetail_checkpoint import Retention, Store, checksums, diff, inspect, load, verify
+from dovetail_checkpoint import Retention, Store, diff, inspect, load, verify
 from dovetail_checkpoint.cli import main
-from dovetail_checkpoint.manifest import Identity, json_sha256
-from dovetail_checkpoint.steps import (
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.proof.manifest import Identity, json_sha256
+from dovetail_checkpoint.run.steps import (
     RUN_FILE,
     begin_run,
     identity_of,

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import Store, load, storable, verify
+from dovetail_checkpoint import Store, load, verify
+from dovetail_checkpoint.run import storable
 
 DTYPES = sorted(storable.DTYPES)
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")

@@ -322,7 +322,7 @@ def test_a_root_that_cannot_be_written_is_the_next_calls_error(tmp_path, monkeyp
     store.save(1, item=jnp.ones(3))
     store.wait()
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail_checkpoint.checksums.write", full)
+        patch.setattr("dovetail_checkpoint.proof.checksums.write", full)
         store.save(2, item=jnp.ones(3))
         store._pending.done.exception()
     with pytest.raises(RuntimeError, match=r"step 2 must be written.*No space.*free space"):

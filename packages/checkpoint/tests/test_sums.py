@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import sums
-from dovetail_checkpoint.sums import _BLOCK_BYTES, _xla_sums, host_sums, total, word_sums
+from dovetail_checkpoint.proof import sums
+from dovetail_checkpoint.proof.sums import _BLOCK_BYTES, _xla_sums, host_sums, total, word_sums
 
 
 def oracle(words: np.ndarray, start: int) -> tuple[int, int]:

@@ -24,19 +24,10 @@ The command is `python -m dovetail_checkpoint --help`.
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_checkpoint._deprecations import Renamed as _Renamed
-from dovetail_checkpoint._deprecations import renamed_names as _renamed_names
-from dovetail_checkpoint.converting import convert
-from dovetail_checkpoint.diff import Change, Diff, diff
-from dovetail_checkpoint.digest import digest
-from dovetail_checkpoint.export import export_safetensors
-from dovetail_checkpoint.loading import explain, load
-from dovetail_checkpoint.mapping import Explanation
-from dovetail_checkpoint.metadata import Checkpoint, Run, inspect
-from dovetail_checkpoint.report import DamageError, IntegrityReport, Problem, StepReport
-from dovetail_checkpoint.retention import Best, Retention
-from dovetail_checkpoint.rewinding import rewind
-from dovetail_checkpoint.rules import (
+from dovetail_checkpoint._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_checkpoint._suggestions import public_names as _public_names
+from dovetail_checkpoint.layout.mapping import Explanation
+from dovetail_checkpoint.layout.rules import (
     Rule,
     cast,
     drop,
@@ -49,10 +40,19 @@ from dovetail_checkpoint.rules import (
     transpose,
     unstack,
 )
-from dovetail_checkpoint.signals import StopRequest, on_signal
-from dovetail_checkpoint.steps import SavedStep
-from dovetail_checkpoint.store import Store
-from dovetail_checkpoint.verifying import verify
+from dovetail_checkpoint.paths.converting import convert
+from dovetail_checkpoint.paths.diff import Change, Diff, diff
+from dovetail_checkpoint.paths.export import export_safetensors
+from dovetail_checkpoint.paths.loading import explain, load
+from dovetail_checkpoint.paths.metadata import Checkpoint, Run, inspect
+from dovetail_checkpoint.paths.verifying import verify
+from dovetail_checkpoint.proof.digest import digest
+from dovetail_checkpoint.proof.report import DamageError, IntegrityReport, Problem, StepReport
+from dovetail_checkpoint.run.retention import Best, Retention
+from dovetail_checkpoint.run.rewinding import rewind
+from dovetail_checkpoint.run.steps import SavedStep
+from dovetail_checkpoint.run.store import Store
+from dovetail_checkpoint.stopping.signals import StopRequest, on_signal
 
 __all__ = [  # noqa: RUF022, by topic
     # Runs
@@ -100,9 +100,5 @@ __all__ = [  # noqa: RUF022, by topic
 
 __version__ = _version("dovetail-checkpoint")
 
-_RENAMED = {
-    "Keep": _Renamed("Retention", ends="0.3"),
-    "Mapping": _Renamed("Explanation", ends="0.3"),
-}
 if not _TYPE_CHECKING:  # a type checker would accept every name
-    __getattr__ = _renamed_names(__name__, _RENAMED, version=__version__)
+    __getattr__, __dir__ = _public_names(__name__, __all__, **_ELSEWHERE)

@@ -25,8 +25,8 @@ import orbax.checkpoint as v0
 import orbax.checkpoint.experimental.v1 as ocp
 import uvloop  # of Orbax
 
-from dovetail_checkpoint import agree
-from dovetail_checkpoint.manifest import MANIFEST_ITEM
+from dovetail_checkpoint.proof import agree
+from dovetail_checkpoint.proof.manifest import MANIFEST_ITEM
 
 _logger = logging.getLogger(__name__)
 # Orbax writes to `STEP` + this + an optional stamp, and renames when everything lies on disk.
@@ -289,7 +289,7 @@ def item_names(directory: Path) -> list[str]:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether Orbax committed a step, or a tree of its own, here."""
+    """True if Orbax committed a step, or a tree of its own, here."""
     return os.path.isfile(directory / STEP_METADATA)  # False too if it may not be read
 
 

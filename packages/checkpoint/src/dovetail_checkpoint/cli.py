@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from dovetail_checkpoint import _command
-from dovetail_checkpoint._command import DONE, FAILED, REFUSED, Frame, Parser, add_json
-from dovetail_checkpoint.converting import convert, planned
-from dovetail_checkpoint.diff import diff
-from dovetail_checkpoint.metadata import inspect
-from dovetail_checkpoint.progress import Progress
-from dovetail_checkpoint.report import StepReport
-from dovetail_checkpoint.rule_options import add_rule_options
-from dovetail_checkpoint.verifying import verify
+from dovetail_checkpoint._command import DONE, FAILED, REFUSED, Parser, add_json, answering
+from dovetail_checkpoint.layout.rule_options import add_rule_options
+from dovetail_checkpoint.paths.converting import convert, planned
+from dovetail_checkpoint.paths.diff import diff
+from dovetail_checkpoint.paths.metadata import inspect
+from dovetail_checkpoint.paths.verifying import verify
+from dovetail_checkpoint.proof.progress import Progress
+from dovetail_checkpoint.proof.report import StepReport
 
 _PATHS = "a step (RUN/10), a tree of one (RUN/10/model), or safetensors"
 _FILE_BYTES = "most bytes of each safetensors file (5e9)"
@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Look into checkpoints, compare, verify and convert them.",
     )
     add_arguments(parser)
-    args = parser.parse(sys.argv[1:] if argv is None else argv)
-    with Frame(args, name="") as frame, _Line(sys.stderr, args.action) as line:
-        frame.code = run(args, progress=line)
-    return frame.code
+    args = parser.parse(argv)
+    with answering(args), _Line(sys.stderr, args.action) as line:
+        args.code = run(args, progress=line)
+    return args.code
 
 
 class _Line:
@@ -158,8 +158,7 @@ def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
         "problems": [dataclasses.asdict(problem) for problem in report.problems],
     }
     _print("\n".join([*map(str, report.problems), *map(_lines, report.steps)]), document, args)
-    bad = report.problems or any(step.problems for step in report.steps)
-    return REFUSED if bad else DONE
+    return DONE if report.ok else REFUSED
 
 
 def _lines(report: StepReport) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from dovetail_checkpoint import agree
+from dovetail_checkpoint.proof import agree
 
 _GUARD = "jax_transfer_guard_host_to_device"
 

@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Retention, Store, steps, store, verify, verifying
+from dovetail_checkpoint import Retention, Store, verify
+from dovetail_checkpoint.paths import verifying
+from dovetail_checkpoint.run import steps, store
 
 SHAPE = (120, 90)
 

@@ -16,7 +16,8 @@ import numpy as np
 import processes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_checkpoint import Store, agree
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.proof import agree
 
 
 def array(values: np.ndarray) -> jax.Array:
@@ -72,6 +73,10 @@ def work(process: int, root: Path) -> None:
             store.save(6, item={"w": x, "more": "text" if process == 1 else 1})
         except (TypeError, RuntimeError) as error:
             refused = type(error).__name__
+        try:  # an array that lies on devices of one process, on each
+            store.save(6, item={"w": x, "more": jax.numpy.ones(3)})
+        except ValueError as error:
+            refused += ", " + str(error).partition(",")[0]
     assert len({step.identity.run for step in store.steps()}) == 1
     assert refuses(process, None) == "nothing"
     raised = refuses(process, OSError("gone") if process == 1 else None)

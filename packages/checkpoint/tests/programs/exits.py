@@ -19,8 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Store, checksums, contents, writer
-from dovetail_checkpoint.lock import LOCK
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.run import contents, writer
+from dovetail_checkpoint.run.lock import LOCK
 
 LIMIT_S = 1.0
 HANG_S = 300.0

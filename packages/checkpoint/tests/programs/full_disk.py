@@ -24,7 +24,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Store, checksums
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.proof import checksums
 
 MOUNTED = "FULL_DISK_MOUNTED"
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")

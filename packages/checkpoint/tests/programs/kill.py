@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Retention, Store, _compat, checksums
+from dovetail_checkpoint import Retention, Store, _compat
+from dovetail_checkpoint.proof import checksums
 
 PHASES = ("writing", "committed", "hashing", "deleting")
 AIMS = ("any moment", *PHASES)

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import StopRequest, Store, checksums, on_signal
+from dovetail_checkpoint import StopRequest, Store, on_signal
+from dovetail_checkpoint.proof import checksums
 
 PHASES = ("compile", "warm-up", "evaluation", "train step", "between steps", "save")
 EVERY, LAST = 2, 6  # an evaluation and a save at each other step

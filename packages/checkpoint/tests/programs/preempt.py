@@ -16,7 +16,9 @@ import time
 import jax
 import processes
 
-from dovetail_checkpoint import actions, agree, on_signal
+from dovetail_checkpoint import on_signal
+from dovetail_checkpoint.proof import agree
+from dovetail_checkpoint.stopping import actions
 
 RESUMED = 1000  # the run's first step
 HANG_STEPS = 6000  # two minutes or more; only a request that never comes takes as many

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_checkpoint import Store, load, placing, stack, transpose, unstack
+from dovetail_checkpoint import Store, load, stack, transpose, unstack
+from dovetail_checkpoint.layout import placing
 
 LAYERS = 5
 

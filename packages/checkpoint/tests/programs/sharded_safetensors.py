@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
-from dovetail_checkpoint.tensor_reader import TensorReader
+from dovetail_checkpoint.layout.tensor_reader import TensorReader
 
 read_bytes = 0
 

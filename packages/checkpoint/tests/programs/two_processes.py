@@ -14,7 +14,8 @@ import numpy as np
 import processes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_checkpoint import DamageError, Store, agree, load, on_signal, stack, verify
+from dovetail_checkpoint import DamageError, Store, load, on_signal, stack, verify
+from dovetail_checkpoint.proof import agree
 
 VALUES = np.random.default_rng(0).normal(size=(64, 33)).astype(np.float32)
 

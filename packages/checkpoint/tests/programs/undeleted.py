@@ -22,7 +22,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Retention, Store, retention
+from dovetail_checkpoint import Retention, Store
+from dovetail_checkpoint.run import retention
 
 LATEST = 2
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import Store, load, target
-from dovetail_checkpoint.manifest import Items, Leaf, ObjectItem, TreeItem
+from dovetail_checkpoint import Store, load
+from dovetail_checkpoint.layout import target
+from dovetail_checkpoint.proof.manifest import Items, Leaf, ObjectItem, TreeItem
 
 
 def items(**leaves):

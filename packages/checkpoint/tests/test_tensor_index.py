@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.tensor_index import find_files
-from dovetail_checkpoint.tensor_writer import TensorFiles
+from dovetail_checkpoint.layout.tensor_index import find_files
+from dovetail_checkpoint.layout.tensor_writer import TensorFiles
+from dovetail_checkpoint.proof.digest import hex_digests
 
 INDEX = "model.safetensors.index.json"
 FILES = [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.report import DamageError
-from dovetail_checkpoint.tensor_reader import TensorReader, verify_safetensors
-from dovetail_checkpoint.tensor_writer import TensorFiles
+from dovetail_checkpoint.layout.tensor_reader import TensorReader, verify_safetensors
+from dovetail_checkpoint.layout.tensor_writer import TensorFiles
+from dovetail_checkpoint.proof.digest import hex_digests
+from dovetail_checkpoint.proof.report import DamageError
 
 
 def arrays() -> dict[str, np.ndarray]:

@@ -11,9 +11,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from dovetail_checkpoint import tensor_writer
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.tensor_writer import TensorFiles
+from dovetail_checkpoint.layout import tensor_writer
+from dovetail_checkpoint.layout.tensor_writer import TensorFiles
+from dovetail_checkpoint.proof.digest import hex_digests
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:

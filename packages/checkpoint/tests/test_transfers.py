@@ -53,7 +53,7 @@ SMALL = sorted({size for sizes in THRESHOLDS.values() for size in sizes if size 
 
 
 def test_the_table_has_each_size_of_the_sources():
-    sources = Path(dovetail_checkpoint.__file__).parent.glob("*.py")
+    sources = Path(dovetail_checkpoint.__file__).parent.rglob("*.py")
     named = {
         f"{path.stem}.{target.id}"
         for path in sources
@@ -180,7 +180,7 @@ def test_leaves_on_several_devices_pass_a_guard(tmp_path, assert_same, size):
 @pytest.mark.thorough
 @pytest.mark.parametrize("rows", [31, 33])
 def test_an_export_in_blocks_passes_a_guard(tmp_path, monkeypatch, assert_same, rows):
-    monkeypatch.setattr("dovetail_checkpoint.export._BLOCK_BYTES", 32 * 256 * KIB)
+    monkeypatch.setattr("dovetail_checkpoint.paths.export._BLOCK_BYTES", 32 * 256 * KIB)
     halves = [leaf(rows * 256 * KIB, i).reshape(rows, -1) for i in range(2)]
     with Store(tmp_path / "run") as store:
         store.save(1, model={"layers": [{"w": half} for half in halves]})

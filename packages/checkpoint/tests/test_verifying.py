@@ -54,12 +54,16 @@ def flip(path):
 def test_a_run_is_checked_step_by_step_newest_first(run):
     flip(run / "11" / "model" / "_METADATA")
     told = []
-    damaged, good = verify(run, progress=lambda *x: told.append(x)).steps
+    report = verify(run, progress=lambda *x: told.append(x))
+    damaged, good = report.steps
+    assert not report.ok
     assert (damaged.path, damaged.step, damaged.verified) == (run / "11", 11, False)
     assert "model/_METADATA" in [problem.where for problem in damaged.problems]
     assert str(damaged).startswith("step 11 is damaged: model/_METADATA: sha256 is ")
     assert (good.step, str(good)) == (4, "step 4 is verified")
-    total = 2 * sum(x.stat().st_size for step in ("11", "4") for x in files(run / step))
+    sizes = [x.stat().st_size for step in ("11", "4") for x in files(run / step)]
+    assert (report.files, report.bytes) == (len(sizes), sum(sizes))
+    total = 2 * sum(sizes)
     assert (told[0], told[-1]) == ((0, total), (total, total))
     assert told == sorted(told)
 
@@ -112,10 +116,14 @@ def test_a_step_of_plain_orbax_is_read(tmp_path):
 
 
 def test_safetensors(run):
-    (found,) = verify(run / "hf").steps
+    report, size = verify(run / "hf"), (run / "hf" / "model.safetensors").stat().st_size
+    assert (report.ok, report.files, report.bytes) == (True, 1, size)
+    (found,) = report.steps
     assert (found.step, str(found)) == (None, "hf is verified")
     flip(run / "hf" / "model.safetensors")
-    assert "model.safetensors: holds other bits" in str(verify(run / "hf"))
+    report = verify(run / "hf")
+    assert not report.ok
+    assert "model.safetensors: holds other bits" in str(report)
 
 
 @pytest.mark.thorough

@@ -5,9 +5,11 @@ import threading
 import jax.numpy as jnp
 import pytest
 
-from dovetail_checkpoint import Retention, Store, checksums, writer
-from dovetail_checkpoint.lock import LOCK, WriterLock
-from dovetail_checkpoint.writer import writer_of
+from dovetail_checkpoint import Retention, Store
+from dovetail_checkpoint.proof import checksums
+from dovetail_checkpoint.run import writer
+from dovetail_checkpoint.run.lock import LOCK, WriterLock
+from dovetail_checkpoint.run.writer import writer_of
 
 
 def test_the_lock_is_held_from_the_first_save_to_the_close(tmp_path):

@@ -44,7 +44,6 @@ from dovetail_data import (
     Prompt,
     Template,
     Text,
-    _workers,
     jsonl,
     pack,
     train_bpe,
@@ -52,6 +51,7 @@ from dovetail_data import (
     write,
 )
 from dovetail_data.pixels import encode_png
+from dovetail_data.writing import workers as _workers
 from measure import report
 
 FLIPS, KILLS = 1000, 200  # of all formats

@@ -7,4 +7,4 @@ from measure import imports
 if __name__ == "__main__":
     imports("dovetail_data", "jax")
     imports("dovetail_data", "grain")
-    imports("grain, dovetail_data, dovetail_data._iterator", "grain")
+    imports("grain, dovetail_data, dovetail_data.batching.iterator", "grain")

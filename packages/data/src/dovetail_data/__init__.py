@@ -27,23 +27,27 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_data._deprecations import Renamed as _Renamed
-from dovetail_data._deprecations import renamed_names as _renamed_names
-from dovetail_data.batch import Batch, check_batch
-from dovetail_data.batches import batches
-from dovetail_data.budget import Budget, SourceBudget, budget
-from dovetail_data.corpus import Corpus, CorruptDocument, CorruptError, CorruptRecord
-from dovetail_data.device import to_device
+from dovetail_data._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_data._suggestions import public_names as _public_names
+from dovetail_data.batching.batch import Batch, check_batch
+from dovetail_data.batching.batches import batches
+from dovetail_data.batching.device import to_device
+from dovetail_data.batching.stats import IteratorStats
+from dovetail_data.corpus.corpus import Corpus, CorruptDocument, CorruptError, CorruptRecord
+from dovetail_data.corpus.tokenizer_files import train_bpe
+from dovetail_data.corpus.verifying import IntegrityReport, verify
+from dovetail_data.damage import DamageError
 from dovetail_data.encode import Chat, Document, Encoder, Image, Preference, Prompt, Text
-from dovetail_data.image_rows import images
-from dovetail_data.index import DamageError
-from dovetail_data.inspecting import Shown, show
-from dovetail_data.mix import Mixture, mix
-from dovetail_data.pack import pack, pad
-from dovetail_data.pair_rows import pairs
-from dovetail_data.prompt_rows import prompts
+from dovetail_data.mixture.mix import Mixture, mix
+from dovetail_data.mixture.stage import Stage
 from dovetail_data.record import Field, ids, values
-from dovetail_data.rows import Rows, Span
+from dovetail_data.rows.budget import Budget, SourceBudget, budget
+from dovetail_data.rows.image_rows import images
+from dovetail_data.rows.pack import pack, pad
+from dovetail_data.rows.pair_rows import pairs
+from dovetail_data.rows.prompt_rows import prompts
+from dovetail_data.rows.rows import Rows, Span
+from dovetail_data.showing.inspecting import Shown, show
 from dovetail_data.sources import (
     Corrupt,
     Part,
@@ -58,20 +62,16 @@ from dovetail_data.sources import (
     text,
     tfds,
 )
-from dovetail_data.stage import Stage
-from dovetail_data.stats import IteratorStats
-from dovetail_data.template import Rendered, Template
-from dovetail_data.token_bytes import token_bytes, vocabulary_bytes
-from dovetail_data.tokenizer import (
+from dovetail_data.tokenizing.template import Rendered, Template
+from dovetail_data.tokenizing.token_bytes import token_bytes, vocabulary_bytes
+from dovetail_data.tokenizing.tokenizer import (
     Bytes,
     ChatTokenizer,
     Encoding,
     Pretrained,
     Tokenizer,
 )
-from dovetail_data.tokenizer_files import train_bpe
-from dovetail_data.verifying import verify
-from dovetail_data.write import Progress, write
+from dovetail_data.writing.write import Progress, write
 
 __all__ = [  # noqa: RUF022  (grouped by topic)
     # Sources of records
@@ -113,6 +113,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "write",
     "Corpus",
     "verify",
+    "IntegrityReport",
     "Progress",
     "CorruptRecord",
     "CorruptDocument",
@@ -145,6 +146,5 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
 
 __version__ = _version("dovetail-data")
 
-_RENAMED = {"Stats": _Renamed("IteratorStats", ends="0.3")}
 if not _TYPE_CHECKING:  # a type checker would accept every name
-    __getattr__ = _renamed_names(__name__, _RENAMED, version=__version__)
+    __getattr__, __dir__ = _public_names(__name__, __all__, **_ELSEWHERE)

@@ -4,6 +4,6 @@
 
 import sys
 
-from dovetail_data.cli import main
+from dovetail_data.command.cli import main
 
 sys.exit(main())

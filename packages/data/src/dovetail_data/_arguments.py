@@ -1,8 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments. An error names the argument, the value received and the call to write."""
+"""Checks of arguments and extras. An error names the argument, its value and what to write."""
 
 import datetime
+import importlib
 import os
 import re
 from collections.abc import Iterable
@@ -115,3 +116,33 @@ def require_source(source: object) -> None:
             source,
             "Pass text(...), jsonl(...), parquet(...) or another source.",
         )
+
+
+def require_package(module: str, what: str, *, package: str | None = None, extra: str) -> Any:
+    """Imports a module, or raises ImportError with the name of the extra.
+
+    Args:
+        module: Name of the module.
+        what: What needs it, with the verb.
+        package: Name of its package; None for that of the module.
+        extra: The extra of this package that has it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{what} the package {package or module}, which is not installed: "
+            f"pip install 'dovetail-data[{extra}]'"
+        ) from error
+
+
+def require_tokenizers() -> Any:
+    """Imports `tokenizers`, or raises ImportError with the name of the extra."""
+    return require_package("tokenizers", "a tokenizer.json needs", extra="tokenizers")
+
+
+def require_jinja() -> Any:
+    """Imports jinja2, or raises ImportError with the name of the extra."""
+    jinja = require_package("jinja2", "a chat template needs", extra="chat")
+    importlib.import_module("jinja2.meta")  # an attribute from then on
+    return jinja

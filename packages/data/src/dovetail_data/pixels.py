@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoded images to pixels, and back."""
 
-import importlib
 import io
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+
+from dovetail_data._arguments import require_package
 
 Mode = Literal["RGB", "L"]
 
@@ -38,12 +38,6 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def require_pillow() -> ModuleType:
+def require_pillow() -> Any:
     """Imports PIL.Image, or raises ImportError with the name of the extra."""
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise ImportError(
-            "images need the package pillow, which is not installed: "
-            "pip install 'dovetail-data[images]'"
-        ) from error
+    return require_package("PIL.Image", "images need", package="pillow", extra="images")

@@ -4,6 +4,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from dovetail_data._message_keys import unread, without_nulls
+from dovetail_data._arguments import require_name
 from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.template import Rendered, Template
-from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer, require_tokenizer
+from dovetail_data.tokenizing.message_keys import unread, without_nulls
+from dovetail_data.tokenizing.template import Rendered, Template
+from dovetail_data.tokenizing.tokenizer import ChatTokenizer, Encoding, Tokenizer, require_tokenizer
 
 WEIGHT = "weight"  # of a message in OpenAI's format for tuning: 0 or 1
 
@@ -202,6 +204,46 @@ class Renderer:
                     f"{where}. Take it out: it would become the token, which only the template "
                     "may write."
                 )
+
+
+class Templated:
+    """An encoder of strings, or with a template of messages.
+
+    Args:
+        tokenizer: With a template it must be a `ChatTokenizer`.
+        template: The chat template, or None.
+        tools_field: Name of the field with the tools, or None.
+        ignore_keys: As for `Renderer`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template | None,
+        *,
+        tools_field: str | None,
+        ignore_keys: Sequence[str],
+    ) -> None:
+        require_tokenizer(tokenizer)
+        if tools_field is not None:
+            require_name("tools_field", tools_field, "tools")
+        self.tokenizer, self.tools_field = tokenizer, tools_field
+        self.renderer: Renderer | None = None
+        if template is not None:
+            self.renderer = Renderer(reader(tokenizer), template, ignore_keys=ignore_keys)
+
+    def encoded(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        """Returns the documents of the records, by one of the two ways to prepare them."""
+        if self.renderer is None:
+            return encode_each(records, self._prepare_text, self.tokenizer.encode)
+        prepare = functools.partial(self._prepare_chat, self.renderer)
+        return encode_each(records, prepare, reader(self.tokenizer).encode_with_specials)
+
+    def _prepare_text(self, record: Record) -> Prepared | None:
+        raise NotImplementedError
+
+    def _prepare_chat(self, renderer: Renderer, record: Record) -> Prepared | None:
+        raise NotImplementedError
 
 
 def silent(messages: Sequence[Mapping[str, Any]]) -> set[int]:

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail_data.template import Template
+from dovetail_data.tokenizing.template import Template
 
 Spans = list[tuple[int, int]]
 

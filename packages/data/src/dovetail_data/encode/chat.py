@@ -9,22 +9,24 @@ mask is decided by characters: an id counts if all of its characters do.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from dovetail_data import _elsewhere
 from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
 from dovetail_data.encode._turns import Turns
 from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.template import Rendered, Template
-from dovetail_data.tokenizer import ChatTokenizer, Encoding
+from dovetail_data.tokenizing.template import Rendered, Template
+from dovetail_data.tokenizing.tokenizer import ChatTokenizer, Encoding
 
 TrainOn = Literal["assistant", "last", "all"]
 
 
+@_elsewhere.text
 class Chat:
     """Encodes conversations: `tokens`, and `mask` with 1 for the ids that are trained as targets.
 
@@ -111,9 +113,10 @@ class Chat:
         whole = self.renderer.text(messages, tools=tools)
         spoken = [i for i, said in enumerate(messages) if said["role"] == "assistant"]
         silent = _chats.silent(record[self.field])
+        talk = _Talk(messages, tools, whole)
         if self.train_on == "all":
             _check_spoken(silent - set(spoken), self.field)
-            left_out = self._spans(messages, tools, sorted(silent), whole)
+            left_out = self._spans(talk, sorted(silent))
             return _chats.Prepared(
                 texts=[whole.text],
                 finish=functools.partial(_document_of_all, left_out, len(whole.text)),
@@ -122,32 +125,21 @@ class Chat:
         learnt = [i for i in wanted if i not in silent]
         spans = whole.spans
         if not self.renderer.template.generation or learnt != spoken:
-            spans = self._spans(messages, tools, learnt, whole)
+            spans = self._spans(talk, learnt)
         finish = functools.partial(_document, spans, len(whole.text))
         return _chats.Prepared(texts=[whole.text], finish=finish)
 
-    def _spans(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        learnt: Sequence[int],
-        whole: Rendered,
-    ) -> Sequence[tuple[int, int]]:
+    def _spans(self, talk: "_Talk", learnt: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Returns the spans of the text that the messages `learnt` of the assistant wrote."""
         if not learnt:
             return []
         if self.renderer.template.generation:
-            return self._blocks(messages, tools, learnt, whole.spans)
-        return self._spoken(messages, tools, learnt, whole.text)
+            return self._blocks(talk, learnt)
+        return self._spoken(talk, learnt)
 
-    def _blocks(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        learnt: Sequence[int],
-        spans: Sequence[tuple[int, int]],
-    ) -> Sequence[tuple[int, int]]:
+    def _blocks(self, talk: "_Talk", learnt: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Returns the spans of the blocks that messages wrote."""
+        messages, tools, spans = talk.messages, talk.tools, talk.whole.spans
         template, roles = self.renderer.template, [said["role"] for said in messages]
         try:
             turns = template.render_turns(messages, tools=tools).spans
@@ -171,27 +163,20 @@ class Chat:
                 )
         return [span for i in learnt for span in spans[before[i] : before[i + 1]]]
 
-    def _spoken(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        learnt: Sequence[int],
-        whole: str,
-    ) -> Sequence[tuple[int, int]]:
+    def _spoken(self, talk: "_Talk", learnt: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Returns the spans of the messages `learnt`, for a template without blocks."""
         try:
-            return [self._added(messages, tools, i, whole) for i in learnt]
+            return [self._added(talk, i) for i in learnt]
         except _chats.AmbiguousError:
-            turns = self.turns.spoken(messages, tools=tools)
+            turns = self.turns.spoken(talk.messages, tools=talk.tools)
             if turns is None:
                 raise
-            spoken = [i for i, said in enumerate(messages) if said["role"] == "assistant"]
+            spoken = [i for i, said in enumerate(talk.messages) if said["role"] == "assistant"]
             return [turns[spoken.index(i)] for i in learnt]
 
-    def _added(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, i: int, whole: str
-    ) -> tuple[int, int]:
-        """Returns the characters of `whole` that message i adds to the generation prompt."""
+    def _added(self, talk: "_Talk", i: int) -> tuple[int, int]:
+        """Returns the characters of the text that message i adds to the generation prompt."""
+        messages, tools, whole = talk.messages, talk.tools, talk.whole.text
         prompt = self.renderer.text(messages[:i], tools=tools, add_generation_prompt=True).text
         said = self.renderer.text(messages[: i + 1], tools=tools).text
         for prefix, longer in ((prompt, said), (said, whole)):
@@ -203,6 +188,14 @@ class Chat:
                     'train_on="all".',
                 )
         return len(prompt), len(said)
+
+
+class _Talk(NamedTuple):
+    """A conversation and its rendering."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    whole: Rendered
 
 
 def _document(

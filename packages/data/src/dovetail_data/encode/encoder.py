@@ -11,7 +11,7 @@ import numpy as np
 from dovetail_data._arguments import wrong
 from dovetail_data.record import Field
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.tokenizer import Tokenizer
+from dovetail_data.tokenizing.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_data._arguments import require_name
+from dovetail_data import _elsewhere
 from dovetail_data.encode import _chats
 from dovetail_data.encode._values import with_values
 from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, check_fields, described_fields, ids
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.template import Template
-from dovetail_data.tokenizer import Encoding, Tokenizer, require_tokenizer
+from dovetail_data.tokenizing.template import Template
+from dovetail_data.tokenizing.tokenizer import Encoding, Tokenizer
 
 _SIDES = ("chosen", "rejected")
 
 
-class Preference:
+@_elsewhere.text
+class Preference(_chats.Templated):
     """Encodes preference pairs: `chosen`, `chosen_mask`, `rejected`, `rejected_mask`.
 
     Without a template, "prompt", "chosen" and "rejected" are strings. Each side is bos (if the
@@ -62,16 +63,7 @@ class Preference:
         fields: Mapping[str, Field] | None = None,
         ignore_keys: Sequence[str] = (),
     ) -> None:
-        require_tokenizer(tokenizer)
-        if tools_field is not None:
-            require_name("tools_field", tools_field, "tools")
-        self.tokenizer = tokenizer
-        self.tools_field = tools_field
-        self.renderer = (
-            None
-            if template is None
-            else _chats.Renderer(_chats.reader(tokenizer), template, ignore_keys=ignore_keys)
-        )
+        super().__init__(tokenizer, template, tools_field=tools_field, ignore_keys=ignore_keys)
         mask = Field(dtype="|u1")
         own = {
             name: field
@@ -92,14 +84,7 @@ class Preference:
         self.fingerprint: str = _chats.digest(self.manifest)
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
-        return with_values(records, self._documents(records), self._fields)
-
-    def _documents(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
-        if self.renderer is None:
-            return _chats.encode_each(records, self._prepare_text, self.tokenizer.encode)
-        encode = _chats.reader(self.tokenizer).encode_with_specials
-        prepare = functools.partial(self._prepare_chat, self.renderer)
-        return _chats.encode_each(records, prepare, encode)
+        return with_values(records, self.encoded(records), self._fields)
 
     def _prepare_text(self, record: Record) -> _chats.Prepared | None:
         given = [record.get(field) for field in ("prompt", *_SIDES)]

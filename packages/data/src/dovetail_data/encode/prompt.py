@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from dovetail_data import _elsewhere
 from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
 from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.template import Template
-from dovetail_data.tokenizer import Encoding, Tokenizer, require_tokenizer
+from dovetail_data.tokenizing.template import Template
+from dovetail_data.tokenizing.tokenizer import Encoding, Tokenizer
 
 
-class Prompt:
+@_elsewhere.text
+class Prompt(_chats.Templated):
     """Encodes prompts: `tokens`, and `extra` with the record's other fields.
 
     Without a template the prompt is a string: bos (if the tokenizer has one) and its ids. With one
@@ -54,17 +56,9 @@ class Prompt:
         tools_field: str | None = "tools",
         ignore_keys: Sequence[str] = (),
     ) -> None:
-        require_tokenizer(tokenizer)
+        super().__init__(tokenizer, template, tools_field=tools_field, ignore_keys=ignore_keys)
         require_name("field", field, "prompt")
-        if tools_field is not None:
-            require_name("tools_field", tools_field, "tools")
-        self.tokenizer = tokenizer
-        self.field, self.tools_field = field, tools_field
-        self.renderer = (
-            None
-            if template is None
-            else _chats.Renderer(_chats.reader(tokenizer), template, ignore_keys=ignore_keys)
-        )
+        self.field = field
         self.layout: Mapping[str, Field] = {
             "tokens": ids(tokenizer.vocab_size),
             "extra": Field(dtype="|u1"),
@@ -81,11 +75,7 @@ class Prompt:
         self.fingerprint: str = _chats.digest(self.manifest)
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
-        if self.renderer is None:
-            return _chats.encode_each(records, self._prepare_text, self.tokenizer.encode)
-        encode = _chats.reader(self.tokenizer).encode_with_specials
-        prepare = functools.partial(self._prepare_chat, self.renderer)
-        return _chats.encode_each(records, prepare, encode)
+        return self.encoded(records)
 
     def _prepare_text(self, record: Record) -> _chats.Prepared:
         text = record.get(self.field)

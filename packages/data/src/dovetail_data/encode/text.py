@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from dovetail_data import _elsewhere
 from dovetail_data._arguments import require_name
 from dovetail_data.encode._values import with_values
 from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.record import Field, check_fields, described_fields, ids, stored
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.tokenizer import (
+from dovetail_data.tokenizing.tokenizer import (
     LONG_CHARACTERS,
     SLICE_CHARACTERS,
     Bytes,
@@ -23,6 +24,7 @@ from dovetail_data.tokenizer import (
 )
 
 
+@_elsewhere.text
 class Text:
     """Encodes strings: bos (if the tokenizer has one), their ids, and eos.
 

@@ -4,13 +4,11 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from dovetail_data.sources import _files
 from dovetail_data.sources._json import parse
 from dovetail_data.sources.source import Corrupt, Part, Record
-
-_PART_BYTES = 1 << 22  # large beside a record, small beside a worker's memory
 
 Decode = Literal["json", "text", "bytes"]
 
@@ -39,25 +37,13 @@ def decoded(content: bytes, decode: Decode) -> Record | Corrupt:
         )
 
 
-def parts_of(name: str, path: str, *, count: int, size: int) -> Iterator[Part]:
-    """Yields ranges of records of a file, each of about 4 MB.
-
-    Args:
-        name: Name of the file in the source.
-        path: Its path.
-        count: Number of its records.
-        size: Its bytes.
-    """
-    run = max(1, count * _PART_BYTES // max(1, size))
+def parts_of(file: _files.File, count: int) -> Iterator[Part]:
+    """Yields ranges of the `count` records of a file, each of about 4 MB."""
+    run = max(1, count * _files.PART_BYTES // max(1, file.bytes))
     for start in range(0, count, run):
         stop = min(start + run, count)
-        yield Part(
-            name=f"{name}[{start}:{stop}]",
-            path=path,
-            start=start,
-            stop=stop,
-            bytes=stop * size // count - start * size // count,
-        )
+        size = stop * file.bytes // count - start * file.bytes // count
+        yield file.part(start, stop, size=size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,15 +56,20 @@ class RecordFiles(_files.Listed):
         decode: "json", "text" or "bytes".
     """
 
+    format: ClassVar[str]
     files: tuple[_files.File, ...]
     counts: tuple[int, ...]
     decode: Decode
+
+    @property
+    def kind(self) -> str:
+        return f"{self.format} decode={self.decode}"
 
     def parts(self) -> tuple[Part, ...]:
         return tuple(
             input_part
             for file, count in zip(self.files, self.counts, strict=True)
-            for input_part in parts_of(file.name, file.path, count=count, size=file.bytes)
+            for input_part in parts_of(file, count)
         )
 
     def locate(self, part: Part, i: int) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dovetail_data._remote import Store, cache_directory
 from dovetail_data.sources import _shards
+from dovetail_data.sources._remote import Store, cache_directory
 
 Remote: TypeAlias = tuple[str, Store, str, dict[str, Any]]
 """The URL of a file, its store, its name in the store, and what the file system says of it."""

@@ -28,7 +28,8 @@ sys.path.append(str(Path(__file__).parent))  # dialogues.py, for several test fi
 import jax  # noqa: E402
 
 import dovetail_data  # noqa: E402
-from dovetail_data import Corpus, Document, cli, jsonl, write  # noqa: E402
+from dovetail_data import Corpus, Document, jsonl, write  # noqa: E402
+from dovetail_data.command import cli  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -201,7 +202,7 @@ fsspec.register_implementation("faulty", FaultyFileSystem)
 def remote_files(tmp_path, monkeypatch):
     """The files of memory://. The cache is a directory of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("dovetail_data._remote.BACKOFF_S", 0.001)
+    monkeypatch.setattr("dovetail_data.sources._remote.BACKOFF_S", 0.001)
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
     yield MemoryFileSystem()
@@ -211,8 +212,8 @@ def remote_files(tmp_path, monkeypatch):
 @pytest.fixture
 def faulty(remote_files, monkeypatch):
     """The class of faulty://. Calls go wrong after `begin`."""
-    monkeypatch.setattr("dovetail_data._remote.DEADLINE_S", 0.2)
-    monkeypatch.setattr("dovetail_data._remote.ATTEMPTS", 12)
+    monkeypatch.setattr("dovetail_data.sources._remote.DEADLINE_S", 0.2)
+    monkeypatch.setattr("dovetail_data.sources._remote.ATTEMPTS", 12)
     yield FaultyFileSystem
     FaultyFileSystem.ends.set()
     FaultyFileSystem.begin(0, rate=0)

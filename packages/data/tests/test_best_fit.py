@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data._best_fit import best_fit
+from dovetail_data.rows.best_fit import best_fit
 
 
 def piece_by_piece(sizes, length):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dovetail_data import pack, pad
-from dovetail_data.budget import SourceBudget, budget
-from dovetail_data.mix import Stage, mix
+from dovetail_data.mixture.mix import Stage, mix
+from dovetail_data.rows.budget import SourceBudget, budget
 
 LONG, SHORT = [9, 9, 9, 9, 5], [3, 3, 2]  # ids: 36 pairs, and 5
 

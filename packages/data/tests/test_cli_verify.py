@@ -15,11 +15,12 @@ def corpus(here):
 
 
 def test_a_whole_corpus(command, corpus):
-    size = sum(path.stat().st_size for path in corpus.iterdir())
-    expected = f"corpus: {size:,} bytes are as they were written\n"
+    sizes = [path.stat().st_size for path in corpus.iterdir()]
+    size, files = sum(sizes), len(sizes)
+    expected = f"corpus: {size:,} bytes in {files} files are as they were written\n"
     assert command("verify", "corpus") == (0, expected, "")
     code, out, _ = command("verify", "corpus", "--json")
-    assert (code, json.loads(out)) == (0, {"corpus": "corpus", "bytes": size})
+    assert (code, json.loads(out)) == (0, {"corpus": "corpus", "files": files, "bytes": size})
 
 
 def test_a_damaged_corpus_is_refused_with_the_file(command, corpus):

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from dovetail_data import Corpus, cli
+from dovetail_data import Corpus
+from dovetail_data.command import cli
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -266,7 +267,7 @@ def test_preferences_and_prompts(here, command):
     assert "⟨<|bos|>⟩2+2?⟦4⟨<|eos|>⟩⟧" in lines
     assert "⟨<|bos|>⟩2+2?⟦5⟨<|eos|>⟩⟧" in lines
     code, _, err = command("inspect", "out", "--length", "5")
-    assert (code, "of 6 slots, --length 5" in err) == (1, True)
+    assert (code, "of 6 slots, --length 5" in err) == (2, True)
     line = ["write", "in.jsonl", "--encoder", "prompt", "--out", "prompts", "--field", "chosen"]
     assert command(*line)[0] == 0
     _, out, _ = command("inspect", "prompts", "--rows", "1", "--length", "3")
@@ -303,7 +304,7 @@ def digests(directory):
 
 INTERRUPTED = """
 import os, signal, sys
-from dovetail_data import cli
+from dovetail_data.command import cli
 seen = []
 class Line(cli._Line):
     def __call__(self, done):

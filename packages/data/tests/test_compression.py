@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import compression
+from dovetail_data.sources import compression
 
 COMPRESS = {
     ".gz": gzip.compress,

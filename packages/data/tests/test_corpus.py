@@ -22,7 +22,7 @@ def corpus(tmp_path_factory):
         (directory / "in" / name).write_text(content)
     with pytest.MonkeyPatch.context() as patch:
         # a chunk per file; shards of two documents, one and one
-        patch.setattr("dovetail_data._workers._CHUNK_BYTES", 1)
+        patch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 1)
         return write(text(directory / "in"), directory / "c", encoder=Text(Bytes()), shard_bytes=20)
 
 
@@ -142,7 +142,7 @@ def test_a_disk_that_cannot_be_read_is_damage(corpus, monkeypatch):
         raise OSError(5, "Input/output error")
 
     opened = Corpus(corpus.directory)
-    monkeypatch.setattr("dovetail_data.corpus.read_extent", broken)
+    monkeypatch.setattr("dovetail_data.corpus.corpus.read_extent", broken)
     corrupt = []
     assert opened.read(np.array([1, 3]), corrupt=corrupt) == [None, None]
     assert [entry.document for entry in corrupt] == [1, 3]
@@ -190,7 +190,7 @@ def test_the_files_are_array_records_of_the_ids(corpus):
 
 
 def test_more_shards_than_open_files(corpus, monkeypatch):
-    monkeypatch.setattr("dovetail_data._shard._OPEN_FILES", 1)
+    monkeypatch.setattr("dovetail_data.corpus.shard._OPEN_FILES", 1)
     opened = Corpus(corpus.directory)
     for i in (0, 3, 2, 0, 1, 3):
         assert opened[i]["tokens"].tolist() == EXPECTED[i]

@@ -3,9 +3,9 @@
 import pytest
 
 from dovetail_data import Bytes, Text, text
-from dovetail_data._engine import Local
-from dovetail_data._workers import Job, cut, tasks
 from dovetail_data.record import Codec
+from dovetail_data.writing.engine import Local
+from dovetail_data.writing.workers import Job, cut, tasks
 
 
 @pytest.fixture

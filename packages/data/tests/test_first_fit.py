@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data._first_fit import first_fit
+from dovetail_data.rows.first_fit import first_fit
 
 
 def piece_by_piece(sizes, length):
@@ -33,7 +33,7 @@ def piece_by_piece(sizes, length):
 def test_each_piece_is_in_the_first_bin_that_holds_it(block, case):
     length, sizes = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["dovetail_data._first_fit"], "_BLOCK", block)
+        patch.setattr(sys.modules["dovetail_data.rows.first_fit"], "_BLOCK", block)
         bins = first_fit(np.array(sizes), length=length)
     assert bins.tolist() == piece_by_piece(sizes, length)
 

@@ -10,8 +10,8 @@ import sys
 {block}
 import logging
 import dovetail_data
-import dovetail_data._iterator
-from dovetail_data._grain import DatasetIterator
+import dovetail_data.batching.iterator
+from dovetail_data.batching.grain import DatasetIterator
 assert not logging.getLogger("absl").filters
 logging.getLogger("absl").warning("Failed to load jax profiler: said by somebody else")
 """

@@ -28,7 +28,7 @@ CUT = {"_CHUNK_BYTES": 20_000, "_LARGE_BYTES": 40_000, "_SLICE_RECORDS": 7}
 # A driver that prints a line after each task and waits for an answer, and whose encoder may hang.
 PROGRAM = """
 import os, sys, threading
-import dovetail_data._workers
+import dovetail_data.writing.workers
 from dovetail_data import Bytes, Text, text, write
 
 class Hanging(Text):
@@ -44,7 +44,7 @@ def proceed(event):
 
 fifo = sys.argv[3] if sys.argv[3:] else None
 if __name__ == "__main__":
-    dovetail_data._workers._CHUNK_BYTES = 20_000
+    dovetail_data.writing.workers._CHUNK_BYTES = 20_000
     encoder = Hanging(Bytes()) if fifo else Text(Bytes())
     address = os.environ.get("ADDRESS")
     write(text(sys.argv[1]), sys.argv[2], encoder=encoder, shard_bytes=20_000, hosts=2, ray=address,
@@ -74,7 +74,7 @@ def cluster():
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
     for name, value in CUT.items():
-        monkeypatch.setattr(f"dovetail_data._workers.{name}", value)
+        monkeypatch.setattr(f"dovetail_data.writing.workers.{name}", value)
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -202,7 +202,7 @@ def test_the_work_of_a_worker_that_dies_is_done_again(tree, tmp_path):
 
 
 def test_a_worker_that_always_dies_is_an_error(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._hosts._RETRIES", 0)
+    monkeypatch.setattr("dovetail_data.writing.hosts._RETRIES", 0)
     (tmp_path / "deaths").mkdir()
     message = (
         r"each worker must live until the corpus is written: got hosts=1 with one dead in each of "
@@ -285,8 +285,8 @@ def staged_behind_a_shard(directory: Path) -> list[Path]:
 @pytest.mark.thorough
 @pytest.mark.capability("writing of shards on many hosts, killed")
 def test_a_killed_driver_goes_on_from_what_workers_finished(tree, cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._workers._LARGE_BYTES", 1 << 25)  # as in the program
-    monkeypatch.setattr("dovetail_data._workers._SLICE_RECORDS", 1024)
+    monkeypatch.setattr("dovetail_data.writing.workers._LARGE_BYTES", 1 << 25)  # as in the program
+    monkeypatch.setattr("dovetail_data.writing.workers._SLICE_RECORDS", 1024)
     source, options = text(tree), {"encoder": Text(Bytes()), "shard_bytes": 20_000}
     one, left = [], []
     write(source, tmp_path / "one", progress=one.append, **options)

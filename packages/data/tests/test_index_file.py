@@ -13,9 +13,9 @@ import threading
 import numpy as np
 import pytest
 
-from dovetail_data._index_file import load
-from dovetail_data.index import DamageError
-from dovetail_data.token_rows import SpanTable
+from dovetail_data.damage import DamageError
+from dovetail_data.rows.index_file import load
+from dovetail_data.rows.token_rows import SpanTable
 
 OF = {"corpus": "c", "packing": "p"}
 NAMES = ["document", "start", "length", "offsets"]
@@ -86,8 +86,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from dovetail_data import _index_file
-from dovetail_data.token_rows import SpanTable
+from dovetail_data.rows import index_file as _index_file
+from dovetail_data.rows.token_rows import SpanTable
 calls, fsync = 0, os.fsync
 def sync_or_die(descriptor):
     global calls

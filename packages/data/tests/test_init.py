@@ -99,8 +99,8 @@ WRONG = {
     'Text("gpt2")': "tokenizer must be a Tokenizer: got tokenizer='gpt2'. Pass Bytes(), or "
     "Pretrained(path) with the directory of a tokenizer.json.",
     "Prompt(Bytes)": "tokenizer must be a Tokenizer: got tokenizer=<class "
-    "'dovetail_data.tokenizer.Bytes'>. Pass Bytes(), or Pretrained(path) with the directory of a "
-    "tokenizer.json.",
+    "'dovetail_data.tokenizing.tokenizer.Bytes'>. Pass Bytes(), or Pretrained(path) with the "
+    "directory of a tokenizer.json.",
     'Chat(Bytes(), template="model")': "template must be a Template: got template='model' of type "
     "str. Pass Template.load(path) with a model's directory.",
 }

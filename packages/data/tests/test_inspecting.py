@@ -31,9 +31,9 @@ from dovetail_data import (
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
-from dovetail_data.mix import mix
+from dovetail_data.mixture.mix import mix
 from dovetail_data.sources.parquet import parquet
-from dovetail_data.template import Template
+from dovetail_data.tokenizing.template import Template
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"

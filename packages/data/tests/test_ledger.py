@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from dovetail_data.index import DamageError
-from dovetail_data.ledger import NAME, open_ledger
+from dovetail_data.corpus.ledger import LEDGER, open_ledger
+from dovetail_data.damage import DamageError
 
 IDENTITY = {"source": "s", "shard_bytes": 7}
 
@@ -26,23 +26,23 @@ def test_a_torn_line_is_dropped_and_written_again(tmp_path, cut):
         with open_ledger(tmp_path, identity=IDENTITY) as ledger:
             while len(ledger.lines) < 2:
                 ledger.append({"chunks": len(ledger.lines)})
-        whole = (tmp_path / NAME).read_bytes()
-        (tmp_path / NAME).write_bytes(whole[:-cut])
+        whole = (tmp_path / LEDGER).read_bytes()
+        (tmp_path / LEDGER).write_bytes(whole[:-cut])
         with open_ledger(tmp_path, identity=IDENTITY) as ledger:
             assert ledger.lines == [{"chunks": 0}]
             ledger.append({"chunks": 1})
-        assert (tmp_path / NAME).read_bytes() == whole
+        assert (tmp_path / LEDGER).read_bytes() == whole
 
 
 @pytest.mark.parametrize("kept", [0, 1, 10])
 def test_a_torn_first_line_starts_anew(tmp_path, kept):
     with open_ledger(tmp_path, identity=IDENTITY):
         pass
-    whole = (tmp_path / NAME).read_bytes()
-    (tmp_path / NAME).write_bytes(whole[:kept])
+    whole = (tmp_path / LEDGER).read_bytes()
+    (tmp_path / LEDGER).write_bytes(whole[:kept])
     with open_ledger(tmp_path, identity=IDENTITY) as ledger:
         assert ledger.lines == []
-    assert (tmp_path / NAME).read_bytes() == whole
+    assert (tmp_path / LEDGER).read_bytes() == whole
 
 
 def test_another_identity_is_an_error(tmp_path):
@@ -59,7 +59,8 @@ def test_another_identity_is_an_error(tmp_path):
 @pytest.mark.thorough
 def test_a_second_writer_is_an_error(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from dovetail_data.ledger import open_ledger\n"
+        "import sys; from pathlib import Path\n"
+        "from dovetail_data.corpus.ledger import open_ledger\n"
         f"with open_ledger(Path(sys.argv[1]), identity={IDENTITY}): pass"
     )
     with open_ledger(tmp_path, identity=IDENTITY):
@@ -83,7 +84,7 @@ def test_a_directory_with_other_files_is_an_error(tmp_path):
 
 
 def test_a_damaged_ledger_is_an_error(tmp_path):
-    (tmp_path / NAME).write_bytes(b'{"source": \x00\n{}\n')
+    (tmp_path / LEDGER).write_bytes(b'{"source": \x00\n{}\n')
     with (
         pytest.raises(
             ValueError,
@@ -99,17 +100,17 @@ def test_a_flip_of_any_bit_is_found_or_drops_the_last_line(tmp_path):
     with open_ledger(tmp_path, identity=IDENTITY) as ledger:
         for line in lines:
             ledger.append(line)
-    whole = (tmp_path / NAME).read_bytes()
+    whole = (tmp_path / LEDGER).read_bytes()
     for bit in [*range(0, 8 * len(whole), 61), *range(8 * len(whole) - 8, 8 * len(whole))]:
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
-        (tmp_path / NAME).write_bytes(damaged)
+        (tmp_path / LEDGER).write_bytes(damaged)
         if bit >= 8 * len(whole) - 8:  # no newline at the end: a torn line
             with open_ledger(tmp_path, identity=IDENTITY) as ledger:
                 assert ledger.lines == lines[:2]
             continue
         with (
-            pytest.raises(DamageError, match=f"got {tmp_path / NAME}: "),
+            pytest.raises(DamageError, match=f"got {tmp_path / LEDGER}: "),
             open_ledger(tmp_path, identity=IDENTITY),
         ):
             pass
@@ -119,9 +120,9 @@ def test_lines_of_another_order_are_found(tmp_path):
     with open_ledger(tmp_path, identity=IDENTITY) as ledger:
         for i in range(3):
             ledger.append({"chunks": i})
-    first, *others = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    first, *others = (tmp_path / LEDGER).read_bytes().splitlines(keepends=True)
     for changed in (others[::-1], others[1:], [*others, others[-1]]):
-        (tmp_path / NAME).write_bytes(b"".join([first, *changed]))
+        (tmp_path / LEDGER).write_bytes(b"".join([first, *changed]))
         with (
             pytest.raises(DamageError, match=r"without its sha256"),
             open_ledger(tmp_path, identity=IDENTITY),
@@ -133,10 +134,10 @@ def test_a_ledger_of_an_older_version_is_continued_with_a_warning(tmp_path, capl
     names = ("source", "encoder", "shard_bytes", "parts", "chunks", "cut")
     identity = dict.fromkeys(names, 1)
     older = b"".join(json.dumps(line).encode() + b"\n" for line in (identity, {"chunks": 1}))
-    (tmp_path / NAME).write_bytes(older)
+    (tmp_path / LEDGER).write_bytes(older)
     with open_ledger(tmp_path, identity=identity) as ledger:
         assert ledger.lines == [{"chunks": 1}]
         ledger.append({"chunks": 2})
-    assert (tmp_path / NAME).read_bytes() == older + b'{"chunks": 2}\n'
+    assert (tmp_path / LEDGER).read_bytes() == older + b'{"chunks": 2}\n'
     (record,) = caplog.records
-    assert f"should have a digest in each line: got {tmp_path / NAME}" in record.getMessage()
+    assert f"should have a digest in each line: got {tmp_path / LEDGER}" in record.getMessage()

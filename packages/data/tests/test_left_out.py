@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import batches, mix, pack, pad
-from dovetail_data.order import LeftOut
+from dovetail_data.rows.order import LeftOut
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda x: range(x[0], sum(x))), max_size=4

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from dovetail_data import Bytes, Text, jsonl, text, write
-from dovetail_data._mending import Mended, mended, note
-from dovetail_data._workers import cut
-from dovetail_data.write import CorruptInputError
+from dovetail_data.writing.mending import Mended, mended, note
+from dovetail_data.writing.workers import cut
+from dovetail_data.writing.write import CorruptInputError
 
 DAMAGED = "f5.jsonl"
 
@@ -18,7 +18,7 @@ DAMAGED = "f5.jsonl"
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """Files f0 to f9 of ten lines, a chunk each; line 3 of f5 is damaged."""
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 1)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 1)
     (tmp_path / "in").mkdir()
     for i in range(10):
         lines = [json.dumps({"text": f"file {i} line {j}"}) for j in range(10)]
@@ -170,7 +170,7 @@ class Unlisted:
 
 
 def test_the_first_changed_file_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 2)  # two files to a chunk
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 2)  # two files to a chunk
     for i in range(8):
         (tmp_path / f"{i}.txt").write_text("a")
     source = text(tmp_path)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import batches, pack
-from dovetail_data.corpus import CorruptDocument
-from dovetail_data.mix import mix
-from dovetail_data.rows import Rows, Span
-from dovetail_data.stage import Stage
+from dovetail_data.corpus.corpus import CorruptDocument
+from dovetail_data.mixture.mix import mix
+from dovetail_data.mixture.stage import Stage
+from dovetail_data.rows.rows import Rows, Span
 
 
 class Numbered(Rows):

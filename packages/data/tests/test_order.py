@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data.order import Order, Permutation
+from dovetail_data.rows.order import Order, Permutation
 
 
 @given(n=st.integers(1, 3000), key=st.text(max_size=5))

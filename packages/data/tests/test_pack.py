@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import check_batch, pack, pad
-from dovetail_data.order import Permutation
+from dovetail_data.rows.order import Permutation
 
 METHODS = ["best_fit", "first_fit", "concat"]
 SOME = st.lists(st.integers(1, 40), min_size=1, max_size=30).filter(lambda n: max(n) > 1)
@@ -148,7 +148,7 @@ def test_an_index_is_made_once(corpus_of, tmp_path, monkeypatch, method):
     corpus, other = corpus_of([5, 3, 9, 9, 2, 14, 6, 6, 6, 11]), corpus_of([5, 3, 9, 9, 2, 14])
     packed = pack(corpus, length=7, method=method, seed=1)
     kept = pack(corpus, length=7, method=method, seed=1, index=tmp_path / "a" / "b")
-    module = sys.modules["dovetail_data.pack"]
+    module = sys.modules["dovetail_data.rows.pack"]
     with monkeypatch.context() as patch:
         patch.setattr(module, "_slots", lambda corpus: 1 / 0)
         again = pack(corpus, length=7, method=method, seed=1, index=tmp_path / "a" / "b")

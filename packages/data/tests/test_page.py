@@ -11,7 +11,7 @@ from dovetail_data import Bytes, Text, pad, pairs, prompts, show, text, write
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
-from dovetail_data.template import Template
+from dovetail_data.tokenizing.template import Template
 
 # What the assistant says and the end of its turn are learnt.
 TEMPLATE = (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import Bytes, Pretrained
-from dovetail_data._pieces import Reader
+from dovetail_data.tokenizing.pieces import Reader
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 

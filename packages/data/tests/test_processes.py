@@ -10,7 +10,7 @@ HANG_S = 300  # only a program that waits for work that never ends takes this lo
 PROGRAM = """
 import multiprocessing, os, sys, threading, time
 from pathlib import Path
-from dovetail_data._processes import Processes
+from dovetail_data.corpus.processes import Processes
 
 def work(folder):
     if folder:

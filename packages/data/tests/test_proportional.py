@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data._proportional import PERIOD, Cycle, shares
+from dovetail_data.mixture.proportional import PERIOD, Cycle, shares
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from dovetail_data import Bytes, Text, _ray, text, write
+from dovetail_data import Bytes, Text, text, write
+from dovetail_data.writing import ray as _ray
 
 
 @pytest.fixture

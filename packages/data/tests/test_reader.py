@@ -100,7 +100,7 @@ def test_an_error_comes_with_the_batch_that_has_it_and_can_be_tried_again(rows):
 
 def test_batches_that_cross_a_block_of_the_order(rows, monkeypatch):
     expected = list(batches(rows, global_batch=4, seed=1, epochs=2))
-    monkeypatch.setattr("dovetail_data._reader._BLOCK_PLACES", 6)
+    monkeypatch.setattr("dovetail_data.batching.reader._BLOCK_PLACES", 6)
     for batch, wanted in zip(
         batches(rows, global_batch=4, seed=1, epochs=2), expected, strict=True
     ):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from dovetail_data._shard import Files, crc32_of, extents, read_extent
+from dovetail_data.corpus.shard import Files, crc32_of, extents, read_extent
 
 BLOCK = 1 << 16
 
@@ -40,7 +40,7 @@ def test_records_of_any_size_lie_where_they_are_said_to(tmp_path):
 
 @pytest.mark.parametrize("piece", [1000, BLOCK, 100_000])
 def test_checksums_are_those_of_the_records(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("dovetail_data._shard._PIECE_BYTES", piece)
+    monkeypatch.setattr("dovetail_data.corpus.shard._PIECE_BYTES", piece)
     rng = np.random.default_rng(2)
     records = [rng.bytes(size) for size in (0, 1, 999, 1000, 1001, 3 * BLOCK + 5, BLOCK, 250_000)]
     write_records(tmp_path / "x", records)
@@ -73,7 +73,7 @@ def test_a_file_that_ends_gives_fewer_bytes(tmp_path, cut):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="open files are read from /proc")
 def test_files_are_closed_when_others_are_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._shard._OPEN_FILES", 2)
+    monkeypatch.setattr("dovetail_data.corpus.shard._OPEN_FILES", 2)
     paths = [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_text(path.name)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail_data import _shared
-from dovetail_data._shared import Exchange, Sender, Sent, send
+from dovetail_data.batching import shared as _shared
+from dovetail_data.batching.shared import Exchange, Sender, Sent, send
 
 ARRAYS = {
     "tokens": np.random.default_rng(0).integers(0, 1 << 30, (70, 301), np.int32),
@@ -99,8 +99,8 @@ def test_the_directory_goes_with_its_owner():
 PROGRAM = """
 import sys
 import numpy as np
-from dovetail_data._processes import Processes
-from dovetail_data._shared import Exchange, Sender
+from dovetail_data.corpus.processes import Processes
+from dovetail_data.batching.shared import Exchange, Sender
 
 def work(n):
     return np.zeros(n)

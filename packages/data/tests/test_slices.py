@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from dovetail_data import Pretrained
-from dovetail_data._slices import is_local, slices
+from dovetail_data.tokenizing.slices import is_local, slices
 
 # As Llama 3's and Qwen's: letters with one character before them, line ends in runs.
 PATTERN = (
@@ -85,7 +85,7 @@ def text_of(rng, words):
 @pytest.mark.parametrize("normalizer", [None, tokenizers.normalizers.NFC()], ids=["", "nfc"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_slices_have_the_ids_of_the_whole(trained, monkeypatch, name, normalizer):
-    monkeypatch.setattr("dovetail_data._slices._MARGIN", 16)
+    monkeypatch.setattr("dovetail_data.tokenizing.slices._MARGIN", 16)
     tokenizer = trained(LOCAL[name], normalizer)
     assert is_local(tokenizer.to_str())
     rng = random.Random(1)
@@ -146,7 +146,7 @@ def test_other_parts_of_a_tokenizer_are_not_local(trained):
 
 
 def test_a_tokenizer_that_is_not_local_reads_the_text_whole(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data.tokenizer.SLICE_CHARACTERS", 2000)
+    monkeypatch.setattr("dovetail_data.tokenizing.tokenizer.SLICE_CHARACTERS", 2000)
     text = "the naïve " * 900
     for pre_tokenizer, pieces in ((LOCAL["gpt"], 8), (byte_level(add_prefix_space=True), 1)):
         trained(pre_tokenizer).save(str(tmp_path / "tokenizer.json"))

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from dovetail_data.stage import Stage, counts_of
+from dovetail_data.mixture.stage import Stage, counts_of
 
 
 @pytest.mark.parametrize(

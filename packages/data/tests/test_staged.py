@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_data import Bytes, DamageError, Text, _staged, jsonl
-from dovetail_data._shard import Shard
-from dovetail_data._workers import Encoded, Job, cut, tasks
-from dovetail_data.ledger import NAME as LEDGER
+from dovetail_data import Bytes, DamageError, Text, jsonl
+from dovetail_data.corpus.ledger import LEDGER
+from dovetail_data.corpus.shard import Encoded, Shard
 from dovetail_data.record import Codec
+from dovetail_data.writing import staged as _staged
+from dovetail_data.writing.workers import Job, cut, tasks
 
 LINES = ['{"text": "né"}', '{"text": ""}', '{"text": 1}', '{"text": "yes\\nno"}', "{"]
 NAME = "00000000-000000"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dovetail_data.stats import Meter
+from dovetail_data.batching.stats import Meter
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import Bytes, Chat, Preference, Prompt, Template
+from dovetail_data import Bytes, Chat, Preference, Pretrained, Prompt, Template
 
 USER = {"role": "user", "content": "Hi"}
 MODEL = {"role": "assistant", "content": "Ho"}
@@ -134,7 +134,7 @@ def test_the_date_is_told_and_not_asked():
     template = Template(source, now=datetime.datetime(2024, 7, 26))
     assert template.render([USER]).text == "26 Jul 2024"
     with pytest.raises(
-        ValueError, match=r"must take the messages: .*now=None: pass now= to Template or"
+        ValueError, match=r"must be given one: got now=None\. Pass now= the day, such as"
     ):
         Template(source).render([USER])
 
@@ -162,7 +162,7 @@ def test_the_time_of_a_rendering_is_that_of_its_caller(source, own):
     ]
     assert template.fingerprint == fingerprint  # the time of a call leaves the template alone
     if own is None:
-        with pytest.raises(ValueError, match="pass now= to Template or to render"):
+        with pytest.raises(ValueError, match="Pass now= the day"):
             template.render([USER])
     else:
         assert template.render([USER]).text.startswith("Today Date: 26 Jul 2024\n")
@@ -291,3 +291,56 @@ def test_turns_that_a_filter_changes_are_an_error():
     message = r"must stand unchanged in the text: got it changed by a filter\. Add \{% generation"
     with pytest.raises(ValueError, match=message):
         Template(source).render_turns([USER, MODEL])
+
+
+class TestChatML:
+    CHAT = (USER, MODEL)
+
+    def test_by_its_name_has_the_text_of_its_authors(self):
+        """https://github.com/openai/openai-python/blob/release-v0.28.0/chatml.md"""
+        want = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in self.CHAT)
+        template = Template("chatml")
+        assert template.render(self.CHAT).text == want
+        asked = template.render(self.CHAT, add_generation_prompt=True).text
+        assert asked == want + "<|im_start|>assistant\n"
+
+    def test_ends_a_turn_with_eos_where_the_tokenizer_lacks_its_token(self, tmp_path):
+        from dovetail_data import train_bpe
+
+        tokenizer = train_bpe(["user assistant"] * 9, tmp_path, vocab_size=270)
+        template = Template.chatml(tokenizer)
+        (encoded,) = tokenizer.encode_with_specials([template.render(self.CHAT).text])
+        assert encoded.ids.tolist().count(tokenizer.eos_id) == len(self.CHAT)
+        assert encoded.ids[0] == tokenizer.bos_id
+        (document,) = Chat(tokenizer, template=template)([{"messages": list(self.CHAT)}])
+        trained = document.arrays["tokens"][document.arrays["mask"] > 0]
+        assert tokenizer.eos_id in trained
+        assert tokenizer.decode(trained) == MODEL["content"] + "\n"
+
+    def test_has_its_own_tokens_where_the_tokenizer_has_them(self, tmp_path):
+        import tokenizers
+
+        whole = tokenizers.Tokenizer(tokenizers.models.BPE({"<|endoftext|>": 0}, []))
+        whole.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+        whole.save(str(tmp_path / "tokenizer.json"))
+        assert Template.chatml(Pretrained(tmp_path)).source == Template("chatml").source
+
+    def test_needs_a_special_token_at_the_end_of_a_turn(self, tmp_path):
+        import tokenizers
+
+        whole = tokenizers.Tokenizer(tokenizers.models.BPE({"</s>": 0}, []))
+        whole.save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(ValueError, match=r"special tokens: got '</s>' for id 0.*Jinja templ"):
+            Template.chatml(Pretrained(tmp_path))
+
+
+def test_a_null_that_the_template_tests_is_there_after_all():
+    source = (
+        "{% for m in messages %}{% if m.content is none %}call {{ m.tool_calls[0].name }}"
+        "{% else %}{{ m.content + '!' }}{% endif %}{% endfor %}"
+    )
+    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "id": None}]}
+    assert Template(source).render([USER, called]).text == "Hi!call f"
+    del called["content"]
+    with pytest.raises(ValueError, match="has no attribute 'content'"):
+        Template(source).render([USER, called])

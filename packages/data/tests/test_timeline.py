@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dovetail_data._timeline import Timeline
+from dovetail_data.mixture.timeline import Timeline
 
 
 def turn(counts, n, given):

@@ -38,8 +38,8 @@ def test_rows_by_number_are_those_of_the_batch(corpus_of):
 
 
 def test_several_shards_are_one_corpus(corpus_of, monkeypatch):
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 1)
-    monkeypatch.setattr(sys.modules["dovetail_data.sources.jsonl"], "_PART_BYTES", 30)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 1)
+    monkeypatch.setattr(sys.modules["dovetail_data.sources._files"], "PART_BYTES", 30)
     many = corpus_of([7, 3, 12, 5, 2, 2, 9], shard_bytes=1)
     monkeypatch.undo()
     single = corpus_of([7, 3, 12, 5, 2, 2, 9])

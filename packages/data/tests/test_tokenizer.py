@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import Bytes, Pretrained
-from dovetail_data import tokenizer as tokenizer_module
-from dovetail_data.tokenizer_files import save_tokenizer
+from dovetail_data.corpus.tokenizer_files import save_tokenizer
+from dovetail_data.tokenizing import tokenizer as tokenizer_module
 
 TEXTS = ["", "a", "naïve café — 日本語", "\U0001f469\u200d\U0001f4bb\r\n\x00", "<|eos|> is text"]
 

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from dovetail_data import Bytes, Pretrained, train_bpe
-from dovetail_data.tokenizer_files import load_tokenizer, save_tokenizer
+from dovetail_data.corpus.tokenizer_files import load_tokenizer, save_tokenizer
 
 
 @pytest.mark.parametrize("bos, eos", [(None, "</s>"), ("<s>", "</s>"), ("</s>", "<s>")])

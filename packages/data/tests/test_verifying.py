@@ -29,7 +29,11 @@ def flip(path, at=-1):
 
 
 def test_every_byte_is_read(directory):
-    assert verify(directory) == sum(path.stat().st_size for path in directory.iterdir())
+    report = verify(directory)
+    sizes = [path.stat().st_size for path in directory.iterdir()]
+    assert (report.files, report.bytes) == (len(sizes), sum(sizes))
+    text = f"{directory}: {sum(sizes):,} bytes in {len(sizes)} files are as they were written"
+    assert str(report) == text
 
 
 def test_a_flip_that_no_document_sees_is_found(directory):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data._visible import visible
+from dovetail_data.showing.visible import visible
 
 
 @pytest.mark.parametrize(

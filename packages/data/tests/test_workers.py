@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail_data import Bytes, Part, Text, jsonl, write
-from dovetail_data._workers import cut, tasks
+from dovetail_data.writing.workers import cut, tasks
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -25,8 +25,8 @@ def part(name, size):
 
 
 def test_small_parts_share_a_chunk_and_a_large_one_has_its_own(monkeypatch):
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 10)
-    monkeypatch.setattr("dovetail_data._workers._LARGE_BYTES", 100)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 10)
+    monkeypatch.setattr("dovetail_data.writing.workers._LARGE_BYTES", 100)
     sizes = [4, 5, 3, 9, 100, 1, 2, 12, 300, 100, 0]
     chunks = cut([part(str(i), size) for i, size in enumerate(sizes)])
     assert [[i for i, _ in chunk] for chunk in chunks] == [
@@ -45,7 +45,7 @@ def test_a_ledger_of_another_way_to_cut_is_not_continued(tmp_path, monkeypatch):
     source, options = jsonl(tmp_path / "x.jsonl"), {"encoder": Text(Bytes())}
     with pytest.raises(ValueError, match="may be corrupt"):
         write(source, tmp_path / "c", **options)
-    monkeypatch.setattr("dovetail_data._workers._SLICE_RECORDS", 7)
+    monkeypatch.setattr("dovetail_data.writing.workers._SLICE_RECORDS", 7)
     with pytest.raises(ValueError, match=r"continued with the same cut: got cut='.*/7', it holds"):
         write(source, tmp_path / "c", max_corrupt=1, **options)
 
@@ -67,8 +67,8 @@ class Numbers:
 
 @pytest.mark.parametrize("count", [1, 6, 7, 13, 14])
 def test_what_is_left_of_a_large_part_is_what_its_slices_lack(monkeypatch, count):
-    monkeypatch.setattr("dovetail_data._workers._LARGE_BYTES", 1)
-    monkeypatch.setattr("dovetail_data._workers._SLICE_RECORDS", 7)
+    monkeypatch.setattr("dovetail_data.writing.workers._LARGE_BYTES", 1)
+    monkeypatch.setattr("dovetail_data.writing.workers._SLICE_RECORDS", 7)
     chunks = cut([part("a", 3), part("b", count), part("c", 2)])
     slices = -(-count // 7)
     for skipped in range(slices):
@@ -89,8 +89,8 @@ def test_a_large_part_is_encoded_in_slices_and_resumed_within(tmp_path, monkeypa
     (tmp_path / name).write_bytes(content)
     source, encoder = jsonl(tmp_path / name), Text(Bytes())
     whole = write(source, tmp_path / "whole", encoder=encoder)
-    monkeypatch.setattr("dovetail_data._workers._LARGE_BYTES", 100)
-    monkeypatch.setattr("dovetail_data._workers._SLICE_RECORDS", 7)
+    monkeypatch.setattr("dovetail_data.writing.workers._LARGE_BYTES", 100)
+    monkeypatch.setattr("dovetail_data.writing.workers._SLICE_RECORDS", 7)
     options = {"encoder": encoder, "shard_bytes": 20_000, "workers": workers}
     sliced = write(source, tmp_path / "sliced", **options)
     assert len(sliced._paths) > 3
@@ -129,7 +129,7 @@ def damaged(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 1)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 1)
     events = []
     corpus = write(
         damaged,
@@ -149,7 +149,7 @@ def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monk
 
 
 def test_one_corrupt_record_too_many_is_an_error_that_lists_them(damaged, tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 1)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 1)
     message = (
         r"at most max_corrupt=2 records may be corrupt: got 3 so far:\n  a\.jsonl:3: .*\n"
         r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them and call write"

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-import dovetail_data._processes
-import dovetail_data._shard
+import dovetail_data.corpus.processes
+import dovetail_data.corpus.shard
 from dovetail_data import Bytes, Document, Text, jsonl, text, write
-from dovetail_data.ledger import NAME as LEDGER
+from dovetail_data.corpus.ledger import LEDGER
 
-module = sys.modules["dovetail_data.write"]  # the package's attribute of that name is the function
+module = sys.modules["dovetail_data.writing.write"]
 
 # A corpus of several chunks (of about 20 kB here) and several shards. After each chunk it waits
 # for a line, so that it can be killed at a chosen chunk however slow the machine is.
 PROGRAM = """
 import sys
-import dovetail_data._workers
+import dovetail_data.writing.workers
 from dovetail_data import Bytes, Text, text, write
 
 def proceed(event):
@@ -31,7 +31,7 @@ def proceed(event):
 
 if __name__ == "__main__":
     source, directory, workers = sys.argv[1:]
-    dovetail_data._workers._CHUNK_BYTES = 20_000
+    dovetail_data.writing.workers._CHUNK_BYTES = 20_000
     write(text(source), directory, encoder=Text(Bytes()), shard_bytes=90_000, workers=int(workers),
           progress=proceed)
 """
@@ -114,7 +114,7 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
 @pytest.mark.parametrize("moment", ["before the rename", "after it"])
 def test_a_crash_around_the_rename_of_a_shard(tree, tmp_path, monkeypatch, shard, moment):
     source, encoder = text(tree), Text(Bytes())
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 20_000)
     write(source, tmp_path / "whole", encoder=encoder, shard_bytes=90_000)
     rename = Path.replace
 
@@ -193,7 +193,7 @@ def test_a_changed_call_is_an_error(tree, bpe, tmp_path, changed, finished):
 
 
 def test_counts_and_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 5)
+    monkeypatch.setattr("dovetail_data.writing.workers._CHUNK_BYTES", 5)
     (tmp_path / "x.jsonl").write_text('{"text": "né"}\n{"text": ""}\n{"text": "yes"}')
     (tmp_path / "y.jsonl").write_text('{"text": "no"}')
     events = []
@@ -265,12 +265,12 @@ def test_a_corpus_within_its_source_is_an_error(tmp_path):
 
 def test_workers_leave_this_process_as_it_was():
     assert "TOKENIZERS_PARALLELISM" not in os.environ
-    assert dovetail_data._processes._work is None
+    assert dovetail_data.corpus.processes._work is None
 
 
 def test_an_unknown_layout_of_array_record_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "x.txt").write_text("abc" * 1000)  # long enough to be compressed
-    monkeypatch.setattr("dovetail_data._shard._OPTIONS", "group_size:1,zstd")
+    monkeypatch.setattr("dovetail_data.corpus.shard._OPTIONS", "group_size:1,zstd")
     with pytest.raises(ValueError, match=r"must write each document as one chunk: got .*Use array"):
         write(text(tmp_path / "x.txt"), tmp_path / "c", encoder=Text(Bytes()))
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [LEDGER]
@@ -278,9 +278,10 @@ def test_an_unknown_layout_of_array_record_is_an_error(tmp_path, monkeypatch):
 
 def test_a_record_that_does_not_lie_where_it_was_found_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "x.txt").write_text("abc")
-    whole = dovetail_data._shard.extents
+    whole = dovetail_data.corpus.shard.extents
     monkeypatch.setattr(
-        "dovetail_data._shard.extents", lambda path: ((at - 1, size) for at, size in whole(path))
+        "dovetail_data.corpus.shard.extents",
+        lambda path: ((at - 1, size) for at, size in whole(path)),
     )
     with pytest.raises(ValueError, match=r"must write each document as one chunk: got .*Use array"):
         write(text(tmp_path / "x.txt"), tmp_path / "c", encoder=Text(Bytes()))

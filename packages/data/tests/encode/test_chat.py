@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import inspect
 import pickle
 
 import numpy as np
@@ -288,4 +289,4 @@ def test_fingerprints_tell_what_changes_the_arrays(bpe):
 def test_an_unknown_choice_is_an_error():
     message = r'train_on must be "assistant", "last" or "all": got train_on=\'user\'. Pass one'
     with pytest.raises(ValueError, match=message):
-        Chat.__init__.__wrapped__(Chat.__new__(Chat), Bytes(), template=LLAMA, train_on="user")
+        inspect.unwrap(Chat.__init__)(Chat.__new__(Chat), Bytes(), template=LLAMA, train_on="user")

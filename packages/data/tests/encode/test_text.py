@@ -68,7 +68,7 @@ def test_a_long_text_is_encoded_in_pieces_with_the_same_ids(bpe, monkeypatch, na
         def decode(self, ids):
             return Bytes().decode(ids)
 
-    monkeypatch.setattr("dovetail_data.tokenizer.SLICE_CHARACTERS", 2000)
+    monkeypatch.setattr("dovetail_data.tokenizing.tokenizer.SLICE_CHARACTERS", 2000)
     monkeypatch.setattr("dovetail_data.encode.text.SLICE_CHARACTERS", 2000)
     encoder = Text({"bytes": Bytes(), "bpe": bpe, "foreign": Foreign()}[name])
     records = [{"text": text} for text in ("x", letters * 30_000 + " end", "y", "self. " * 5000)]

@@ -157,6 +157,39 @@ def test_a_tool_call_with_reasoning_is_rendered_as_by_transformers(ours, theirs)
         assert arrays["mask"].tolist() == reference["assistant_masks"]
 
 
+@pytest.mark.parametrize("name", [*PLAIN, *TRAINING])
+@pytest.mark.parametrize("kind", ["given", "text"])
+def test_a_call_with_a_null_content_is_rendered_as_by_transformers(name, kind, theirs):
+    """Left out, as `apply_chat_template` does since 5, or else there, as before."""
+    source = source_of(name)
+    arguments = {"b": 2, "a": "<é>"}
+    given = arguments if kind == "given" else json.dumps(arguments)
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": given}}
+    asked, answer = conversation(3)[:2]
+    messages = [
+        asked,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "name": "f", "tool_call_id": "abcdefghi", "content": "6"},
+        answer,
+    ]
+    options = {"chat_template": source, "bos_token": "<s>", "eos_token": "</s>"}
+    rendered = []
+    for form in (lambda m: {k: x for k, x in m.items() if x is not None}, dict):
+        try:
+            (text,), _ = transformers.utils.chat_template_utils.render_jinja_template(
+                [[form(message) for message in messages]], **options
+            )
+        except Exception:
+            continue
+        rendered.append(text)
+    template = template_of(name)
+    if rendered:
+        assert template.render(messages).text == rendered[0]
+    else:
+        with pytest.raises(ValueError, match="must take the messages"):
+            template.render(messages)
+
+
 def test_trimmed_offsets_cost_transformers_the_mask_and_us_nothing(directory, tmp_path):
     content = json.loads((directory / "tokenizer.json").read_text())
     content["post_processor"] = {

@@ -11,7 +11,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from dovetail_data.sources.array_record import array_record
 from dovetail_data.sources.source import Corrupt, records
 
-module = sys.modules["dovetail_data.sources._decoding"]
+files = sys.modules["dovetail_data.sources._files"]
 ROWS = [{"n": i, "text": os.urandom(8).hex()} for i in range(100)]
 
 
@@ -30,7 +30,7 @@ def path(tmp_path):
 
 def test_a_part_is_a_range_of_records(path, monkeypatch):
     assert len(array_record(path).parts()) == 1
-    monkeypatch.setattr(module, "_PART_BYTES", path.stat().st_size // 3)
+    monkeypatch.setattr(files, "PART_BYTES", path.stat().st_size // 3)
     source = array_record(path)
     assert [(input_part.start, input_part.stop) for input_part in source.parts()] == [
         (0, 33), (33, 66), (66, 99), (99, 100)
@@ -73,7 +73,7 @@ def test_records_of_a_damaged_chunk_are_corrupt_and_the_others_are_read(
     place = content.find(ROWS[50]["text"].encode()) if "uncompressed" in options else 2000
     content[place] ^= 0x04
     path.write_bytes(content)
-    monkeypatch.setattr(module, "_PART_BYTES", len(content) // 3 if parts > 1 else len(content))
+    monkeypatch.setattr(files, "PART_BYTES", len(content) // 3 if parts > 1 else len(content))
     source = array_record(path)
     assert len(source.parts()) == parts
     items = [item for input_part in source.parts() for item in source.read(input_part)]

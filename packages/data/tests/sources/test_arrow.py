@@ -9,7 +9,7 @@ import pytest
 from dovetail_data.sources.arrow import arrow
 from dovetail_data.sources.source import Corrupt, records
 
-module = sys.modules["dovetail_data.sources.arrow"]  # the attribute of that name is the function
+files = sys.modules["dovetail_data.sources._files"]
 ROWS = [{"n": i, "messages": [{"role": "user", "content": f"m{i}"}] * (i % 3)} for i in range(100)]
 NEW = {"stream": ipc.new_stream, "file": ipc.new_file}
 
@@ -35,7 +35,7 @@ def path(tmp_path):
 def test_a_part_is_a_run_of_batches(tmp_path, monkeypatch, kind):
     write(tmp_path / "a.arrow", pa.Table.from_pylist(ROWS), kind=kind)
     assert len(arrow(tmp_path).parts()) == 1
-    monkeypatch.setattr(module, "_PART_BYTES", 1)
+    monkeypatch.setattr(files, "PART_BYTES", 1)
     source = arrow(tmp_path)
     counts = [len(list(source.read(input_part))) for input_part in source.parts()]
     assert [count for count in counts if count] == [30, 30, 30, 10]
@@ -49,7 +49,7 @@ def test_a_part_is_a_run_of_batches(tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize("kind", NEW)
 @pytest.mark.parametrize("part_bytes", [1, 1 << 22])
 def test_dictionaries_are_resolved(tmp_path, monkeypatch, kind, part_bytes):
-    monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(files, "PART_BYTES", part_bytes)
     words = [f"w{i % 3}" for i in range(100)]
     table = pa.table({"w": pa.array(words).dictionary_encode(), "n": range(100)})
     write(tmp_path / "a.arrow", table, kind=kind)
@@ -76,7 +76,7 @@ def test_only_the_columns_that_are_wanted(tmp_path, kind):
 def test_a_stream_cut_anywhere_gives_its_batches_and_one_corrupt(
     tmp_path, monkeypatch, part_bytes, dictionary
 ):
-    monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(files, "PART_BYTES", part_bytes)
     words = pa.array([f"w{i % 3}" for i in range(100)])
     table = pa.table({"w": words.dictionary_encode() if dictionary else words, "n": range(100)})
     write(tmp_path / "a.arrow", table)

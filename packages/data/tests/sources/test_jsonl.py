@@ -14,6 +14,7 @@ from dovetail_data.sources.jsonl import jsonl
 from dovetail_data.sources.source import Corrupt, records
 
 module = sys.modules["dovetail_data.sources.jsonl"]  # the attribute of that name is the function
+files = sys.modules["dovetail_data.sources._files"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_each_line_is_read_once_and_located_wherever_parts_are_cut(
     path = directory / f"any.jsonl{ending}"
     path.write_bytes(gzip.compress(content) if ending else content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PART_BYTES", part_bytes)
+        patch.setattr(files, "PART_BYTES", part_bytes)
         module._places.cache_clear()
         source = jsonl(path)
         items = [
@@ -73,7 +74,7 @@ def test_files_of_a_directory_with_all_fields(tmp_path):
 
 
 def test_a_compressed_file_is_one_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PART_BYTES", 10)
+    monkeypatch.setattr(files, "PART_BYTES", 10)
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(b'{"n": 1}\n\n{"n": 2}\n' * 9))
     (input_part,) = jsonl(tmp_path).parts()
     assert (input_part.name, input_part.start, input_part.stop) == (
@@ -110,7 +111,7 @@ def test_a_cut_file_gives_its_lines_and_says_that_it_is_cut(tmp_path):
     ],
 )
 def test_a_file_with_a_wrong_name_is_corrupt_once(tmp_path, monkeypatch, name, content, error):
-    monkeypatch.setattr(module, "_PART_BYTES", 10)
+    monkeypatch.setattr(files, "PART_BYTES", 10)
     (tmp_path / name).write_bytes(content)
     source = jsonl(tmp_path)
     (input_part,) = source.parts()
@@ -121,7 +122,7 @@ def test_a_file_with_a_wrong_name_is_corrupt_once(tmp_path, monkeypatch, name, c
 
 @pytest.mark.parametrize("part_bytes", [7, 1 << 22])
 def test_good_lines_around_a_bad_one_are_read(tmp_path, monkeypatch, part_bytes):
-    monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(files, "PART_BYTES", part_bytes)
     (tmp_path / "x.jsonl").write_bytes(b'{"n": 1}\n\n["n"]\n{"n": 2}\n')
     source = jsonl(tmp_path / "x.jsonl")
     items = [item for input_part in source.parts() for item in source.read(input_part)]

@@ -114,8 +114,7 @@ CASES = {
 @contextlib.contextmanager
 def parts_of(part_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("jsonl", "arrow", "_decoding"):
-            patch.setattr(sys.modules[f"dovetail_data.sources.{name}"], "_PART_BYTES", part_bytes)
+        patch.setattr(sys.modules["dovetail_data.sources._files"], "PART_BYTES", part_bytes)
         yield
 
 

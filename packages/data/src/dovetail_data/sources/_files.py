@@ -12,14 +12,14 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dovetail_data import compression
 from dovetail_data._arguments import is_remote, require_name, require_path, wrong
-from dovetail_data.sources import _fetched, _shards
+from dovetail_data.sources import _fetched, _shards, compression
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 CHECKED_RECORDS = 1024  # between two checks of a file
+PART_BYTES = 1 << 22  # of a divided file: large beside a record, small beside a worker's memory
 _SETTLED_NS = 2_000_000_000  # above the resolution of times on any usual file system
 
 
@@ -36,6 +36,21 @@ class File:
     name: str
     path: str
     bytes: int
+
+    def part(self, start: int, stop: int, *, size: int) -> Part:
+        """Returns a part of the file.
+
+        Args:
+            start: First byte or record.
+            stop: End of the part, likewise.
+            size: Bytes of the part.
+        """
+        name = f"{self.name}[{start}:{stop}]"
+        return Part(name=name, path=self.path, start=start, stop=stop, bytes=size)
+
+    def whole(self) -> Part:
+        """Returns the file as one part."""
+        return Part(name=self.name, path=self.path, start=0, stop=self.bytes, bytes=self.bytes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,12 @@ dataset": data_files in README.md if it names them, otherwise the names of the f
 
 import collections
 import contextlib
-import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from dovetail_data._arguments import require_package
 
 _KEYWORDS = {
     "train": {"train", "training"},
@@ -136,13 +137,8 @@ def _front_matter(readme: str) -> str:
 
 
 def _require_yaml() -> Any:
-    try:
-        return importlib.import_module("yaml")
-    except ImportError as error:
-        raise ImportError(
-            "a README.md with configs or dataset_info needs the package pyyaml, which is not "
-            "installed: pip install 'dovetail-data[hub]'"
-        ) from error
+    what = "a README.md with configs or dataset_info needs"
+    return require_package("yaml", what, package="pyyaml", extra="hub")
 
 
 def _default(configs: Any) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of Arrow tables as records."""
 
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dovetail_data._arguments import require_name, wrong
+from dovetail_data._arguments import require_name, require_package, wrong
 from dovetail_data.sources._json_columns import Decode
 from dovetail_data.sources.source import Corrupt, Record
 
@@ -15,13 +14,8 @@ ROWS = 1024  # rows at a time as Python objects, which take many times the memor
 
 def require_pyarrow(name: str = "pyarrow") -> Any:
     """Imports a module of pyarrow, or raises ImportError with the name of the extra."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            "parquet and arrow files need the package pyarrow, which is not installed: "
-            "pip install 'dovetail-data[parquet]'"
-        ) from error
+    what = "parquet and arrow files need"
+    return require_package(name, what, package="pyarrow", extra="parquet")
 
 
 def chosen(columns: Sequence[str] | None, *, argument: str = "columns") -> tuple[str, ...] | None:

@@ -58,9 +58,7 @@ class ArrayRecordFiles(RecordFiles):
         decode: "json", "text" or "bytes".
     """
 
-    @property
-    def kind(self) -> str:
-        return f"array_record decode={self.decode}"
+    format = "array_record"
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         with closing(_open(part.path)) as reader:

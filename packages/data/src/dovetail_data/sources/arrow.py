@@ -12,15 +12,17 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dovetail_data import _elsewhere
 from dovetail_data.sources import _files, _json_columns, _tables
+from dovetail_data.sources._decoding import parts_of
 from dovetail_data.sources.source import Corrupt, Part, Record
 
-_PART_BYTES = 1 << 22  # large beside a batch of usual rows, small beside a worker's memory
 _FILE_MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
 _OLD_END = b"\0\0\0\0"  # before Arrow 0.15
 
 
+@_elsewhere.source
 def arrow(
     paths: _files.Paths,
     *,
@@ -167,11 +169,7 @@ def _file_parts(file: _files.File) -> Iterator[Part]:
     ipc = _tables.require_pyarrow("pyarrow.ipc")
     with _tables.require_pyarrow().OSFile(file.path) as stream:
         batches = ipc.open_file(stream).num_record_batches
-    run = max(1, batches * _PART_BYTES // file.bytes)
-    for start in range(0, batches, run):
-        stop = min(start + run, batches)
-        size = stop * file.bytes // batches - start * file.bytes // batches
-        yield _part(file, start, stop, size=size)
+    yield from parts_of(file, batches)
 
 
 def _file_batches(stream: Any, part: Part) -> Iterator[Any]:
@@ -193,18 +191,18 @@ def _stream_parts(file: _files.File) -> Iterator[Part]:
         ipc.read_schema(stream)
         cuts = [stream.tell()]
         while not _end_bytes(stream) and (at := stream.tell()) < file.bytes:
-            if at - cuts[-1] >= _PART_BYTES:
+            if at - cuts[-1] >= _files.PART_BYTES:
                 cuts.append(at)
             try:
                 message = ipc.read_message(stream)
             except _errors():
                 break  # `read` comes to it in the last part
             if message.type == "dictionary":
-                yield _part(file, 0, file.bytes, size=file.bytes)
+                yield file.part(0, file.bytes, size=file.bytes)
                 return
     ends = [*cuts[1:], file.bytes]
     for start, stop in zip(cuts, ends, strict=True):
-        yield _part(file, start, stop, size=stop - start)
+        yield file.part(start, stop, size=stop - start)
 
 
 def _stream_batches(stream: Any, part: Part) -> Iterator[Any]:
@@ -252,11 +250,6 @@ def _end_bytes(stream: Any) -> int:
     head = stream.read(len(_END))
     stream.seek(at)
     return next((len(end) for end in (_END, _OLD_END) if head.startswith(end)), 0)
-
-
-def _part(file: _files.File, start: int, stop: int, *, size: int) -> Part:
-    name = f"{file.name}[{start}:{stop}]"
-    return Part(name=name, path=file.path, start=start, stop=stop, bytes=size)
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -3,14 +3,12 @@
 """Records of Bagz files, read by the package `bagz`."""
 
 import dataclasses
-import importlib
 import os
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
-from dovetail_data._arguments import is_remote
+from dovetail_data._arguments import is_remote, require_package
 from dovetail_data.sources import _files
 from dovetail_data.sources._decoding import Decode, RecordFiles, decoded, require_decode
 from dovetail_data.sources.source import Corrupt, Part, Record
@@ -53,9 +51,7 @@ class BagzFiles(RecordFiles):
         decode: "json", "text" or "bytes".
     """
 
-    @property
-    def kind(self) -> str:
-        return f"bagz decode={self.decode}"
+    format = "bagz"
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         reader = _open(_require_bagz().Reader, part.path)
@@ -103,11 +99,5 @@ def _open(reader: Any, path: str) -> Any:
         ) from error
 
 
-def _require_bagz() -> ModuleType:
-    try:
-        return importlib.import_module("bagz")
-    except ImportError as error:
-        raise ImportError(
-            "a .bagz file needs the package bagz, which is not installed: "
-            "pip install 'dovetail-data[bagz]'"
-        ) from error
+def _require_bagz() -> Any:
+    return require_package("bagz", "a .bagz file needs", extra="bagz")

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dovetail_data import compression
+from dovetail_data import _elsewhere
 from dovetail_data._arguments import is_remote, require_name, require_path
-from dovetail_data.sources import _files, _shards, _splits
+from dovetail_data.sources import _files, _shards, _splits, compression
 from dovetail_data.sources.arrow import ArrowFiles, arrow
 from dovetail_data.sources.jsonl import JsonLines, jsonl
 from dovetail_data.sources.parquet import ParquetFiles, parquet
@@ -32,6 +32,7 @@ Options: TypeAlias = dict[str, Any]
 _NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "state.json")
 
 
+@_elsewhere.source
 def hf_directory(
     path: str | os.PathLike[str],
     *,

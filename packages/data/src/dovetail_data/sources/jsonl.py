@@ -10,16 +10,16 @@ import itertools
 import os
 from collections.abc import Iterator
 
-from dovetail_data import compression
-from dovetail_data.sources import _files
+from dovetail_data import _elsewhere
+from dovetail_data.sources import _files, compression
 from dovetail_data.sources._json import parse
 from dovetail_data.sources.source import Corrupt, Part, Record
 
-_PART_BYTES = 1 << 22  # large beside a line, small beside a worker's memory
 _COUNT_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+@_elsewhere.source
 def jsonl(paths: _files.Paths, *, pattern: str = "**/*.jsonl") -> "JsonLines":
     """Reads the JSON object on each line as a record, in the order of the files' names.
 
@@ -89,18 +89,10 @@ class JsonLines(_files.Listed):
 
 def _cut(file: _files.File) -> list[Part]:
     if compression.suffix(file.path) or compression.disguise(file.path):
-        whole = Part(name=file.name, path=file.path, start=0, stop=file.bytes, bytes=file.bytes)
-        return [whole]
-    return [
-        Part(
-            name=f"{file.name}[{start}:{min(start + _PART_BYTES, file.bytes)}]",
-            path=file.path,
-            start=start,
-            stop=min(start + _PART_BYTES, file.bytes),
-            bytes=min(_PART_BYTES, file.bytes - start),
-        )
-        for start in range(0, file.bytes, _PART_BYTES)
-    ]
+        return [file.whole()]
+    starts = range(0, file.bytes, _files.PART_BYTES)
+    ranges = [(start, min(start + _files.PART_BYTES, file.bytes)) for start in starts]
+    return [file.part(start, stop, size=stop - start) for start, stop in ranges]
 
 
 def _lines(part: Part) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dovetail_data import _elsewhere
 from dovetail_data.sources import _files, _json_columns, _tables
 from dovetail_data.sources.source import Corrupt, Part, Record
 
@@ -28,6 +29,7 @@ class Group:
     bytes: int
 
 
+@_elsewhere.source
 def parquet(
     paths: _files.Paths,
     *,
@@ -113,13 +115,7 @@ class ParquetFiles(_files.Listed):
 
     def parts(self) -> tuple[Part, ...]:
         return tuple(
-            Part(
-                name=f"{file.name}[{group.row}:{group.row + group.rows}]",
-                path=file.path,
-                start=group.row,
-                stop=group.row + group.rows,
-                bytes=group.bytes,
-            )
+            file.part(group.row, group.row + group.rows, size=group.bytes)
             for file, groups in zip(self.files, self.groups, strict=True)
             for group in groups
         )

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from dovetail_data import compression
-from dovetail_data.sources import _files
+from dovetail_data import _elsewhere
+from dovetail_data.sources import _files, compression
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 Errors = Literal["strict", "replace"]
 
 
+@_elsewhere.source
 def text(
     paths: _files.Paths, *, pattern: str = "**/*.txt", errors: Errors = "strict"
 ) -> "TextFiles":
@@ -23,8 +24,9 @@ def text(
 
     Args:
         paths: A file, a directory or a sequence of those.
-        pattern: Glob for directories. It also finds its matches with .gz, .bz2, .xz or .zst
-            appended, and decompresses them (.zst needs the extra `zstd`).
+        pattern: Glob for directories: "**/*.py" also finds files in subfolders, "*.py" does not. It
+            also finds its matches with .gz, .bz2, .xz or .zst appended, and decompresses them (.zst
+            needs the extra `zstd`).
         errors: "strict" reports a file that is not UTF-8 as corrupt. "replace" puts U+FFFD for
             bytes that are not UTF-8.
 
@@ -58,10 +60,7 @@ class TextFiles(_files.Listed):
         return f"text errors={self.errors}"
 
     def parts(self) -> tuple[Part, ...]:
-        return tuple(
-            Part(name=file.name, path=file.path, start=0, stop=file.bytes, bytes=file.bytes)
-            for file in self.files
-        )
+        return tuple(file.whole() for file in self.files)
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         if wrong := compression.disguise(part.path):

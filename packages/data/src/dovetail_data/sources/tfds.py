@@ -9,13 +9,11 @@ TensorFlow is not needed.
 import dataclasses
 import functools
 import hashlib
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from dovetail_data._arguments import require_name, require_path
+from dovetail_data._arguments import require_name, require_package, require_path
 from dovetail_data.sources import _files
 from dovetail_data.sources.array_record import ArrayRecordFiles, count_of
 from dovetail_data.sources.source import Corrupt, Record
@@ -113,11 +111,5 @@ def _with_text(value: Any, feature: Any) -> Any:
     return value
 
 
-def _require_tfds() -> ModuleType:
-    try:
-        return importlib.import_module("tensorflow_datasets")
-    except ImportError as error:
-        raise ImportError(
-            "a data set of TFDS needs the package tensorflow_datasets, which is not installed: "
-            "pip install 'dovetail-data[tfds]'"
-        ) from error
+def _require_tfds() -> Any:
+    return require_package("tensorflow_datasets", "a data set of TFDS needs", extra="tfds")

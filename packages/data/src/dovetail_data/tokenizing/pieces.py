@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
-from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
+from dovetail_data.tokenizing.tokenizer import Bytes, Pretrained, Tokenizer
 
 _FEW = 16  # ids whose prefixes are decoded one after the other; more are halved first
 _CUTS = 16  # places tried for the cut: any character, and most words, end within as many ids

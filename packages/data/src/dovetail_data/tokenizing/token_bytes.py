@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from dovetail_data._arguments import wrong
-from dovetail_data.tokenizer import Bytes, Pretrained
+from dovetail_data.tokenizing.tokenizer import Bytes, Pretrained
 
 _STEPS = ("ByteLevel", "ByteFallback", "Metaspace", "WordPiece")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dovetail_data._workers import Chunk
 from dovetail_data.sources._files import Listed
 from dovetail_data.sources.source import Part, Source
+from dovetail_data.writing.workers import Chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ complete.
 
 import bz2
 import functools
-import importlib
 import io
 import lzma
 import re
@@ -18,6 +17,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from dovetail_data._arguments import require_package
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _MAGIC = {
@@ -159,10 +160,4 @@ def _codec(ending: str) -> _Codec:
 
 
 def _require_zstandard() -> Any:
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise ImportError(
-            "a .zst file needs the package zstandard, which is not installed: "
-            "pip install 'dovetail-data[zstd]'"
-        ) from error
+    return require_package("zstandard", "a .zst file needs", extra="zstd")

@@ -20,9 +20,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dovetail_data import _staged
-from dovetail_data._staged import DiskError, Place, Staged
-from dovetail_data._workers import Job, Task
+from dovetail_data.writing import staged as _staged
+from dovetail_data.writing.staged import DiskError, Place, Staged
+from dovetail_data.writing.workers import Job, Task
 
 _RETRIES = 3  # of a task whose worker died; it is Ray's default, and part of the message
 _AHEAD = 8  # tasks for each worker that may be done before the first unfinished one

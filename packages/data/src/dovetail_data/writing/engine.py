@@ -3,15 +3,40 @@
 """The interface of engines, which encode tasks and write shards, and the engine of one machine.
 
 The writer decides where a shard ends and keeps the ledger. An engine does the work: `Local` in this
-process and its children, `dovetail_data._hosts.Hosts` on the workers of Ray.
+process and its children, `dovetail_data.writing.hosts.Hosts` on the workers of Ray.
 """
 
 from collections.abc import Generator, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from dovetail_data._shard import Shard
-from dovetail_data._workers import Encoded, Job, Task, encode_all
+from dovetail_data._arguments import require_integer, require_name
+from dovetail_data.corpus.shard import Encoded, Shard
+from dovetail_data.writing.workers import Job, Task, encode_all
+
+
+def check_hosts(hosts: object, ray: object, workers: int) -> None:
+    """Raises for wrong options of Ray, and for two kinds of workers.
+
+    Args:
+        hosts: Workers of Ray.
+        ray: Address of Ray.
+        workers: Processes of this machine.
+    """
+    if hosts is not None:
+        require_integer("hosts", hosts, "Pass 1 or more, or None.", least=1)
+    if ray is not None:
+        require_name("ray", ray, "10.0.0.1:6379")
+    if ray is not None and hosts is None:
+        raise ValueError(
+            f"ray must come with the number of workers there: got ray={ray!r} and hosts=None. "
+            "Pass hosts= too."
+        )
+    if hosts is not None and workers > 1:
+        raise ValueError(
+            f"workers must be 1 beside workers of Ray: got workers={workers} and hosts={hosts}. "
+            "Leave one of them out."
+        )
 
 
 @runtime_checkable

@@ -17,7 +17,8 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
-from dovetail_data._processes import Processes
+from dovetail_data.corpus.processes import Processes
+from dovetail_data.corpus.shard import Encoded
 from dovetail_data.encode.encoder import Document, Encoder, Located
 from dovetail_data.record import Codec
 from dovetail_data.sources.source import Corrupt, Part, Record, Source
@@ -105,33 +106,6 @@ def _sliced(source: Source, number: int, part: Part) -> Iterator[Task]:
         if not following:
             return
         coming = following
-
-
-@dataclasses.dataclass
-class Encoded:
-    """The documents of a task as records.
-
-    Attributes:
-        records: The records.
-        table: (length, part, record) of each.
-        tokens: Number of ids.
-        text_bytes: UTF-8 bytes of their texts.
-        dropped: Number of dropped records.
-        corrupt: (where, error) of each record that could not be read or encoded.
-        damaged: Numbers of the parts with such records.
-    """
-
-    records: list[bytes] = dataclasses.field(default_factory=list)
-    table: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-    tokens: int = 0
-    text_bytes: int = 0
-    dropped: int = 0
-    corrupt: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    damaged: set[int] = dataclasses.field(default_factory=set)
-
-    @property
-    def documents(self) -> int:
-        return len(self.records)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,28 +20,36 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail_data import _ray, _staged, index
+from dovetail_data import _elsewhere
 from dovetail_data._arguments import (
     is_remote,
     require_integer,
-    require_name,
     require_path,
     require_source,
     wrong,
 )
-from dovetail_data._engine import Engine, Local, Result
-from dovetail_data._hosts import Hosts
-from dovetail_data._mending import mended, note
-from dovetail_data._output import check_outside, disk_advice, tidy
-from dovetail_data._upload import Upload
-from dovetail_data._workers import Chunk, Job, cut, cutting, tasks
-from dovetail_data.corpus import Corpus
+from dovetail_data.corpus import index
+from dovetail_data.corpus.corpus import Corpus
+from dovetail_data.corpus.ledger import (
+    LEDGER,
+    Ledger,
+    check_identity,
+    check_outside,
+    disk_advice,
+    open_ledger,
+    tidy,
+)
+from dovetail_data.corpus.tokenizer_files import save_tokenizer
 from dovetail_data.encode.encoder import Encoder
-from dovetail_data.ledger import NAME as LEDGER
-from dovetail_data.ledger import Ledger, check_identity, open_ledger
 from dovetail_data.record import Codec
 from dovetail_data.sources.source import Part, Source
-from dovetail_data.tokenizer_files import save_tokenizer
+from dovetail_data.writing import ray as _ray
+from dovetail_data.writing import staged as _staged
+from dovetail_data.writing.engine import Engine, Local, Result, check_hosts
+from dovetail_data.writing.hosts import Hosts
+from dovetail_data.writing.mending import mended, note
+from dovetail_data.writing.upload import Upload
+from dovetail_data.writing.workers import Chunk, Job, cut, cutting, tasks
 
 _logger = logging.getLogger(__name__)
 _LISTED = 20  # corrupt records in an error: a screenful
@@ -78,6 +86,7 @@ class Progress:
     corrupt: int
 
 
+@_elsewhere.write
 def write(
     source: Source,
     directory: str | Path,
@@ -102,8 +111,7 @@ def write(
             cache directory, uploaded, read back and deleted; the index comes last.
         encoder: Turns records into documents: `Text`, `Chat`, `Preference`, `Prompt` or `Image`.
         shard_bytes: Size at which a shard ends, in bytes of stored documents.
-        workers: Processes that encode; 1 encodes in this one. More need a script guarded by `if
-            __name__ == "__main__":`.
+        workers: Processes that encode; more than 1 need `if __name__ == "__main__":` in a script.
         hosts: Number of workers of Ray that encode and write shards, instead of `workers`. Needs
             the extra `ray`. All hosts must see the source's files and `directory` at their paths.
         ray: Address of the Ray cluster with these workers. Default: the one that this process is
@@ -138,7 +146,7 @@ def write(
         ("max_corrupt", max_corrupt, 0),
     ):
         require_integer(name, value, f"Pass {least} or more.", least=least)
-    _check_hosts(hosts, ray, workers)
+    check_hosts(hosts, ray, workers)
     require_source(source)
     if isinstance(encoder, type) or not isinstance(encoder, Encoder):
         remedy = "Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
@@ -341,24 +349,6 @@ class _Totals:
             tokens=self.tokens,
             dropped=self.dropped,
             corrupt=len(self.corrupt),
-        )
-
-
-def _check_hosts(hosts: object, ray: object, workers: int) -> None:
-    """Raises for wrong options of Ray, and for two kinds of workers."""
-    if hosts is not None:
-        require_integer("hosts", hosts, "Pass 1 or more, or None.", least=1)
-    if ray is not None:
-        require_name("ray", ray, "10.0.0.1:6379")
-    if ray is not None and hosts is None:
-        raise ValueError(
-            f"ray must come with the number of workers there: got ray={ray!r} and hosts=None. "
-            "Pass hosts= too."
-        )
-    if hosts is not None and workers > 1:
-        raise ValueError(
-            f"workers must be 1 beside workers of Ray: got workers={workers} and hosts={hosts}. "
-            "Leave one of them out."
         )
 
 

@@ -5,7 +5,6 @@
 Ray prints nothing here: no dashboard, no usage statistics, no output of workers.
 """
 
-import importlib
 import logging
 import os
 import signal
@@ -14,6 +13,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from dovetail_data._arguments import require_package
 
 _ANSWER_S = 20  # more than a loaded host needs to accept a connection
 # No report of the usage to Ray's makers, and no advice about GPUs that no task here asks for.
@@ -37,7 +38,7 @@ def connected(*, hosts: int, address: str | None) -> Iterator[tuple[Any, bool]]:
         ImportError: Ray is not installed.
         ValueError: There is no cluster at the address, or the process is connected to another.
     """
-    ray = _require_ray()
+    ray = require_package("ray", "hosts= needs", extra="ray")
     if ray.is_initialized():
         _check_same(ray, address)
         yield ray, False
@@ -53,15 +54,6 @@ def connected(*, hosts: int, address: str | None) -> Iterator[tuple[Any, bool]]:
         yield ray, address is None
     finally:
         ray.shutdown()
-
-
-def _require_ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ImportError(
-            "hosts= needs the package ray, which is not installed: pip install 'dovetail-data[ray]'"
-        ) from error
 
 
 def _join(ray: Any, address: str, options: Mapping[str, Any]) -> None:

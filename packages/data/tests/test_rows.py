@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail_data import batches, pack, pad
-from dovetail_data.mapped_rows import generator
+from dovetail_data.rows.rows import generator
 
 
 def drop_some(row, rng):

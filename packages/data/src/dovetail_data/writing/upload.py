@@ -12,11 +12,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dovetail_data import index
 from dovetail_data._durable import write_file
-from dovetail_data._mirror import fetch_index
-from dovetail_data._remote import Store, cache_directory
-from dovetail_data.ledger import NAME as LEDGER
+from dovetail_data.corpus import index
+from dovetail_data.corpus.ledger import LEDGER
+from dovetail_data.corpus.mirror import fetch_index
+from dovetail_data.sources._remote import Store, cache_directory
 
 
 class Upload:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import importlib
 import logging
 import os
 import random
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dovetail_data._arguments import is_remote
+from dovetail_data._arguments import is_remote, require_package
 from dovetail_data._durable import sync
 
 T = TypeVar("T")
@@ -266,13 +265,7 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
 def _file_system(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL and the path in it."""
     scheme = url.partition("://")[0]
-    try:
-        fsspec = importlib.import_module("fsspec")
-    except ImportError as error:
-        raise ImportError(
-            f"paths such as {scheme}:// need the package fsspec, which is not installed: "
-            "pip install 'dovetail-data[remote]'"
-        ) from error
+    fsspec = require_package("fsspec", f"paths such as {scheme}:// need", extra="remote")
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as error:

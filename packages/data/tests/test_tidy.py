@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-from dovetail_data._output import tidy
+from dovetail_data.corpus.ledger import tidy
 
 STAY = ["00000.array_record", "00000.npy", "00001.npy", "index.json", "ledger.jsonl"]
 GO = [

@@ -24,12 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail_data._shard import Shard
-from dovetail_data._workers import Encoded, Job, Task
-from dovetail_data.index import DamageError
-from dovetail_data.ledger import NAME as LEDGER
-
-NAME = "staged"  # of the directory inside the corpus's, deleted at the end
+from dovetail_data.corpus.ledger import LEDGER
+from dovetail_data.corpus.ledger import STAGED as NAME
+from dovetail_data.corpus.shard import Encoded, Shard
+from dovetail_data.damage import DamageError
+from dovetail_data.writing.workers import Job, Task
 
 
 class DiskError(OSError):

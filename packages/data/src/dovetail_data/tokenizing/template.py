@@ -6,27 +6,37 @@ A template is a Jinja program. It runs in a sandbox. Its caller sets the date in
 because the text is stored and must come out the same on every day.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 import importlib
-import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from dovetail_data._arguments import require_datetime, require_name, require_path, wrong
-from dovetail_data._message_keys import plain, without_nulls
-from dovetail_data._template_files import find_source, read_json, text_of
+from dovetail_data._arguments import (
+    require_datetime,
+    require_jinja,
+    require_name,
+    require_path,
+    wrong,
+)
+from dovetail_data.tokenizing import marks as _marks
+from dovetail_data.tokenizing.message_keys import plain, without_nulls
+from dovetail_data.tokenizing.template_files import (
+    CHATML,
+    chatml_source,
+    find_source,
+    read_json,
+    text_of,
+)
+from dovetail_data.tokenizing.tokenizer import Bytes, Pretrained
 
 Message: TypeAlias = Mapping[str, Any]
-
-# Unicode sets these 32 apart for use inside a program; text hardly ever holds one.
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +59,8 @@ class Template:
     Templates pickle. Equal sources and values have equal fingerprints.
 
     Args:
-        source: Its Jinja source. `Template.load` reads it from a model's directory.
+        source: Its Jinja source, or "chatml" for ChatML with its two tokens. `Template.load` reads
+            it from a model's directory.
         bos: Text of the template's bos_token; "" if the tokenizer has none. Required if the
             template uses it.
         eos: Text of the template's eos_token; likewise.
@@ -86,6 +97,8 @@ class Template:
     ) -> None:
         require_jinja()
         require_name("source", source, "{{ messages[0].content }}")
+        if source == CHATML:
+            source = chatml_source()
         for name, text in {"bos": bos, "eos": eos}.items():
             if text is not None:
                 require_name(name, text, "<s>")
@@ -174,6 +187,25 @@ class Template:
             now=now,
         )
 
+    @classmethod
+    def chatml(cls, tokenizer: Bytes | Pretrained) -> "Template":
+        """Returns ChatML for a tokenizer, also for one that lacks its special tokens.
+
+        Without <|im_end|> a turn ends with the tokenizer's eos, which stops every engine and which
+        a message cannot forge. Without <|im_start|> its text becomes ordinary ids. Texts begin with
+        bos if the tokenizer puts one first.
+
+        Args:
+            tokenizer: The tokenizer of the model.
+
+        Example:
+
+            >>> from dovetail_data import Bytes
+            >>> Template.chatml(Bytes()).render([{"role": "user", "content": "Hi"}]).text
+            '<|bos|><|im_start|>user\\nHi<|eos|>\\n'
+        """
+        return cls(chatml_source(tokenizer), bos="", eos="")
+
     def render(
         self,
         messages: Sequence[Message],
@@ -184,8 +216,9 @@ class Template:
     ) -> Rendered:
         """Renders messages to text, as `apply_chat_template` of transformers does.
 
-        A key with None counts as absent, in messages, calls and tools. The reasoning of a message
-        may have any of its three usual names: reasoning_content, thinking, reasoning.
+        A key with None counts as absent, in messages, calls and tools. A template that fails
+        without a content gets its None after all: that of DeepSeek tests it. The reasoning of a
+        message may have any of its three usual names: reasoning_content, thinking, reasoning.
 
         Args:
             messages: The conversation, such as [{"role": "user", "content": "Hello"}].
@@ -200,12 +233,12 @@ class Template:
             ValueError: The template refuses the messages or fails, or the output of a {% generation
                 %} block is not found in the text.
         """
-        values = _values(messages, tools, add_generation_prompt, now)
-        text = self._write(self._compiled, values)
+        values, text = self._taken(messages, _values(messages, tools, add_generation_prompt, now))
         if not self.generation:
             return Rendered(text=text, spans=())
-        opens, closes = _free_marks(text)
-        return _unmark(self._write(self._compiled, values, opens, closes), text, opens, closes)
+        opens, closes = _marks.free(text)
+        marked = self._write(self._compiled, values, opens, closes)
+        return Rendered(text=text, spans=_marks.blocks(marked, text, opens, closes))
 
     def render_turns(
         self,
@@ -232,11 +265,10 @@ class Template:
         Raises:
             ValueError: As `render`.
         """
-        values = _values(messages, tools, add_generation_prompt, now)
-        text = self._write(self._compiled, values)
-        opens, closes = _free_marks(text)
+        values, text = self._taken(messages, _values(messages, tools, add_generation_prompt, now))
+        opens, closes = _marks.free(text)
         marked = self._write(self._by_turn, values, opens, closes)
-        return _turns(marked, text, opens, closes)
+        return Rendered(text=text, spans=_marks.turns(marked, text, opens, closes))
 
     def reads(self, key: str) -> bool:
         """Whether the template names a key of messages, or prints messages whole."""
@@ -287,6 +319,20 @@ class Template:
         programs = ("_compiled", "_by_turn")
         return {key: value for key, value in self.__dict__.items() if key not in programs}
 
+    def _taken(
+        self, messages: Sequence[Message], values: dict[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        """Returns values that the template takes, and their text. See `render` for None."""
+        try:
+            return values, self._write(self._compiled, values)
+        except ValueError:
+            nulls = [{"content": None} if m.get("content", "") is None else {} for m in messages]
+            kept = [{**m, **n} for m, n in zip(values["messages"], nulls, strict=True)]
+            with contextlib.suppress(ValueError):
+                values = {**values, "messages": kept}
+                return values, self._write(self._compiled, values)
+            raise
+
     def _write(
         self, program: Any, values: Mapping[str, Any], opens: str = "", closes: str = ""
     ) -> str:
@@ -299,28 +345,16 @@ class Template:
         try:
             return program.render({**fixed, **values, **marks})
         except Exception as error:  # a foreign program may raise anything
+            if isinstance(error, _NoDateError):
+                raise
             raise ValueError(
                 f"the template must take the messages: got {type(error).__name__}: {error}. Mend "
                 "the record, or pass a template made for such messages."
             ) from error
 
 
-def require_jinja() -> ModuleType:
-    """Imports jinja2, or raises ImportError with the name of the extra."""
-    try:
-        importlib.import_module("jinja2.meta")
-        return importlib.import_module("jinja2")
-    except ImportError as error:
-        raise ImportError(
-            "a chat template needs the package jinja2, which is not installed: "
-            "pip install 'dovetail-data[chat]'"
-        ) from error
-
-
 def _dialect() -> ModuleType:
-    from dovetail_data import _jinja
-
-    return _jinja
+    return importlib.import_module("dovetail_data.tokenizing.jinja")  # which imports jinja2
 
 
 def _values(
@@ -341,50 +375,17 @@ def _values(
     return {"messages": given, **fixed, **clock}
 
 
+class _NoDateError(ValueError):
+    """A template writes the date, and has none."""
+
+
 def _strftime(now: datetime.datetime | None, form: str) -> str:
     if now is None:
-        raise ValueError("it writes the date, and now=None: pass now= to Template or to render")
+        raise _NoDateError(
+            "a template that writes the date must be given one: got now=None. Pass now= the day, "
+            "such as 2026-01-31."
+        )
     return now.strftime(form)
-
-
-def _free_marks(text: str) -> tuple[str, str]:
-    """Returns two characters that are not in `text`."""
-    free = [mark for mark in _NONCHARACTERS if mark not in text]
-    if len(free) < 2:
-        raise ValueError(
-            "messages must leave two of the noncharacters U+FDD0..U+FDEF free: got all in one "
-            "conversation. Delete them."
-        )
-    return free[0], free[1]
-
-
-def _turns(marked: str, text: str, opens: str, closes: str) -> Rendered:
-    """Returns the spans from each opening mark to the next mark of either kind."""
-    pieces = re.split(f"([{opens}{closes}])", marked)
-    if "".join(pieces[::2]) != text:
-        raise ValueError(
-            "the output of a template's loop over the messages must stand unchanged in the text: "
-            "got it changed by a filter. Add {% generation %} blocks to the template."
-        )
-    ends = list(itertools.accumulate(len(piece) for piece in pieces[::2]))
-    between = zip(pieces[1::2], ends[:-1], ends[1:], strict=True)
-    spans = ((start, stop) for mark, start, stop in between if mark == opens and start < stop)
-    return Rendered(text=text, spans=tuple(spans))
-
-
-def _unmark(marked: str, text: str, opens: str, closes: str) -> Rendered:
-    pieces = re.split(f"([{opens}{closes}])", marked)
-    written, marks = pieces[::2], pieces[1::2]
-    if "".join(written) != text or marks != [opens, closes] * (len(marks) // 2):
-        raise ValueError(
-            "the output of a {% generation %} block must stand unchanged in the text: got blocks "
-            "within each other, or changed by a filter or a test. Put the blocks around the "
-            "expressions that write the text."
-        )
-    ends = [0]
-    for piece in written:
-        ends.append(ends[-1] + len(piece))
-    return Rendered(text=text, spans=tuple(zip(ends[1:-1:2], ends[2::2], strict=True)))
 
 
 def _canonical(content: list[Any]) -> str:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
 
-from dovetail_data import _special_ids
-from dovetail_data._arguments import require_integers, require_path, wrong
-from dovetail_data._slices import is_local, slices
+from dovetail_data import _elsewhere
+from dovetail_data._arguments import require_integers, require_path, require_tokenizers, wrong
+from dovetail_data.damage import DamageError
+from dovetail_data.tokenizing import special_ids
+from dovetail_data.tokenizing.slices import is_local, slices
 
 LONG_CHARACTERS = 1 << 22  # of a text that is encoded in slices
 SLICE_CHARACTERS = 1 << 20  # a tokenizer takes about 100 bytes of memory for each
@@ -187,6 +187,7 @@ def _check_unicode(texts: Sequence[str]) -> None:
             _utf8(text)
 
 
+@_elsewhere.pretrained
 class Pretrained:
     """A tokenizer of Hugging Face `tokenizers`. Needs the extra `tokenizers`.
 
@@ -227,24 +228,30 @@ class Pretrained:
                 "tokenizer.json or its directory, or make one with train_bpe."
             )
         content = file.read_text(encoding="utf-8")
-        config = _special_ids.read_config(file.with_name("tokenizer_config.json"))
+        config = special_ids.read_config(file.with_name("tokenizer_config.json"))
         library = require_tokenizers()
-        whole = library.Tokenizer.from_str(content)
+        try:
+            whole = library.Tokenizer.from_str(content)
+        except Exception as error:  # the library raises no other class
+            raise DamageError(
+                f"a tokenizer must be a file of the library tokenizers, got path={str(file)!r} "
+                f"({error}). Fetch it again, or make one with train_bpe."
+            ) from error
         vocabulary = whole.get_vocab(with_added_tokens=True)
-        name = _special_ids.name_of(config, "eos_token") if eos is None else eos
-        eos_id = _special_ids.find(vocabulary, name, _special_ids.USUAL_EOS, argument="eos")
+        name = special_ids.name_of(config, "eos_token") if eos is None else eos
+        eos_id = special_ids.find(vocabulary, name, special_ids.USUAL_EOS, argument="eos")
         if eos_id is None:
             raise ValueError(
                 f"a tokenizer must have an end-of-document token: got {file} with none of "
-                f'{list(_special_ids.USUAL_EOS)}. Pass eos= its name, such as eos="<|im_end|>".'
+                f'{list(special_ids.USUAL_EOS)}. Pass eos= its name, such as eos="<|im_end|>".'
             )
         self.eos_id: int = eos_id
         if bos is None:
-            self.bos_id = _special_ids.first_id(library, whole, config)
+            self.bos_id = special_ids.first_id(library, whole, config)
             first = None if self.bos_id is None else whole.id_to_token(self.bos_id)
-            self.bos_token = _special_ids.name_of(config, "bos_token") or first
+            self.bos_token = special_ids.name_of(config, "bos_token") or first
         else:
-            self.bos_id = _special_ids.find(vocabulary, bos, argument="bos")
+            self.bos_id = special_ids.find(vocabulary, bos, argument="bos")
             self.bos_token = bos
         # Not parsed again: a tokenizer.json of 30 MB takes seconds.
         self._tokenizer = _plain(whole)
@@ -285,7 +292,7 @@ class Pretrained:
 
     @functools.cached_property
     def _with_specials(self) -> Any:
-        return _special_ids.reading(require_tokenizers(), self._tokenizer)
+        return special_ids.reading(require_tokenizers(), self._tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled `tokenizers.Tokenizer` forgets encode_special_tokens.
@@ -326,7 +333,7 @@ class Pretrained:
         """Yields the ids of a long text in consecutive pieces, in memory for one piece.
 
         The ids are those of `encode`. A text that the tokenizer.json cannot read in pieces (see
-        `_slices.py`) is one piece, at about 100 bytes of memory for each byte.
+        `slices.py`) is one piece, at about 100 bytes of memory for each byte.
         """
         if is_local(self.content):
             yield from slices(self._tokenizer, text, SLICE_CHARACTERS)
@@ -359,17 +366,6 @@ def require_tokenizer(tokenizer: object) -> None:
             f"tokenizer must be a Tokenizer: got tokenizer={tokenizer!r:.200}. Pass Bytes(), or "
             "Pretrained(path) with the directory of a tokenizer.json."
         )
-
-
-def require_tokenizers() -> ModuleType:
-    """Imports `tokenizers`, or raises ImportError with the name of the extra."""
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise ImportError(
-            "a tokenizer.json needs the package tokenizers, which is not installed: "
-            "pip install 'dovetail-data[tokenizers]'"
-        ) from error
 
 
 def _load(content: str) -> Any:

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail_data.tokenizing.tokenizer import Bytes, Pretrained
+
+CHATML = "chatml"
+_START, _END = "<|im_start|>", "<|im_end|>"
+
 
 def read_json(file: Path) -> dict[str, Any]:
     """Returns the object in a file; empty without the file."""
@@ -61,3 +66,45 @@ def find_source(path: Path, config: Mapping[str, Any], name: str) -> str:
             f"{sorted(named)}. Give a .jinja file, or a directory with {standard}."
         )
     return named[name]
+
+
+def chatml_source(tokenizer: Bytes | Pretrained | None = None) -> str:
+    """Returns the Jinja source of ChatML. See `Template.chatml`.
+
+    Args:
+        tokenizer: The tokenizer. None: one with <|im_start|> and <|im_end|>, and no bos.
+
+    Raises:
+        ValueError: Text cannot hold the token that would end a turn.
+    """
+    bos, end = "", _END
+    if tokenizer is not None:
+        if tokenizer.find_special(_END) != _END:
+            end = _name_of(tokenizer, tokenizer.eos_id)
+        if tokenizer.bos_id is not None:
+            bos = _name_of(tokenizer, tokenizer.bos_id)
+    turn = f"'{_START}' + message.role + '\\n' + message.content + {_literal(end)} + '\\n'"
+    return (
+        (f"{{{{ {_literal(bos)} }}}}" if bos else "")
+        + f"{{% for message in messages %}}{{{{ {turn} }}}}{{% endfor %}}"
+        + f"{{% if add_generation_prompt %}}{{{{ '{_START}assistant\\n' }}}}{{% endif %}}\n"
+    )
+
+
+def _name_of(tokenizer: Bytes | Pretrained, token: int) -> str:
+    """Returns the name under which a template writes an id."""
+    if isinstance(tokenizer, Bytes):
+        name = {256: "<|bos|>", 257: "<|eos|>"}[token]
+    else:
+        name = tokenizer.name_of(token) or ""
+    if tokenizer.find_special(name) != name:
+        raise ValueError(
+            f"ChatML must begin texts and end turns with special tokens: got {name!r} for id "
+            f"{token}, which is none. Make it a special token in tokenizer.json, or pass a Jinja "
+            "template."
+        )
+    return name
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dovetail_cluster import Cluster, Elastic, HostsError, JobError, RankError
-from dovetail_cluster.run.wire import split
+from dovetail_cluster.wire import split
 
 
 @pytest.mark.capability("one program on all hosts")

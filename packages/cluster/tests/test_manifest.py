@@ -3,6 +3,7 @@
 """Manifests: fields by the published references, and commands that run as under a scheduler."""
 
 import contextlib
+import inspect
 import json
 import os
 import shlex
@@ -160,6 +161,6 @@ def test_the_jobset_runs_here_as_its_pods_would(free_port):
 def test_bad_arguments_are_named(options, message):
     values = {"kind": "jobset", "image": "train:1", "command": COMMAND, "hosts": 3, **options}
     # Past the check of types, which is another error.
-    build = getattr(manifest, "__wrapped__", manifest)
+    build = inspect.unwrap(manifest)
     with pytest.raises(ValueError, match=message):
         build(values.pop("kind"), **values)

@@ -20,7 +20,7 @@ import pytest
 from dovetail_cluster import Cluster
 from dovetail_cluster.backends.base import Backend
 from dovetail_cluster.backends.local import LocalPlaced
-from dovetail_cluster.run.wire import BEAT_S
+from dovetail_cluster.wire import BEAT_S
 
 LIMIT_S = 120.0
 

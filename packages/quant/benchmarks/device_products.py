@@ -13,8 +13,8 @@ from flax import nnx
 
 from device_timing import Contest, close, normals
 from dovetail_quant import Spec, apply, plan, qt
-from dovetail_quant.codes import nbytes
-from dovetail_quant.qt import Gradient
+from dovetail_quant.codes.codes import nbytes
+from dovetail_quant.training.qt import Gradient
 
 SPECS = {
     "int8": (Spec(), 0.1),

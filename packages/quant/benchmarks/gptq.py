@@ -18,10 +18,10 @@ import numpy as np
 import qwix
 from qwix.contrib import gptq_core
 
-from dovetail_quant import codes
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.methods.gptq import gptq
-from dovetail_quant.reconstruct import channel_errors
-from dovetail_quant.spec import Spec
+from dovetail_quant.methods.reconstruct import channel_errors
 from measure import Cost, cost, report, rounds
 
 GROUP = 128

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels import quantized_matmul
-from dovetail_quant.codes import dequantize, quantize
+from dovetail_quant.codes.codes import dequantize, quantize
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.blocked import Blocked
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import bound
 from measure import cost, report, rounds
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import qwix
 
-from dovetail_quant.codes import dequantize, nbytes, quantize
+from dovetail_quant.codes.codes import dequantize, nbytes, quantize
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.choose import Auto, choose
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import bound
 from measure import Cost, cost, report, rounds
 

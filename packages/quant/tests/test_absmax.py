@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import qwix
 
-from dovetail_quant import codes
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.methods.absmax import absmax, measured
-from dovetail_quant.spec import Spec
 
 pytestmark = pytest.mark.thorough
 

@@ -13,12 +13,12 @@ import pytest
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, plan
-from dovetail_quant.kernel import Kernel, QuantizedParam
 from dovetail_quant.matmul.blocked import Blocked
 from dovetail_quant.matmul.reference import Reference
 from dovetail_quant.matmul.w8a8 import W8A8
-from dovetail_quant.modules import module_at
-from dovetail_quant.sites import sites
+from dovetail_quant.sites.kernel import Kernel, QuantizedParam
+from dovetail_quant.sites.modules import module_at
+from dovetail_quant.sites.sites import sites
 
 SPECS = [
     Spec(),

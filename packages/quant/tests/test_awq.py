@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_quant import codes, record
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
+from dovetail_quant.methods import record
 from dovetail_quant.methods.awq import awq
-from dovetail_quant.spec import Spec
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import pytest
 
 import forced_devices
 import warm_start
-from dovetail_quant import layout
-from dovetail_quant.codes import NF4, quantize
-from dovetail_quant.layout import PackedWeights, pack_weights
+from dovetail_quant.codes import layout
+from dovetail_quant.codes.codes import NF4, quantize
+from dovetail_quant.codes.layout import PackedWeights, pack_weights
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.blocked import Blocked, backward, decoded, forward
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import problem
 
 SPECS = [

@@ -11,11 +11,11 @@ import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, calibrate, plan
-from dovetail_quant.calibrate import _order, _turns, run_decoder
-from dovetail_quant.codes import quantize
+from dovetail_quant.calibrating.calibrate import _order, _turns, run_decoder
+from dovetail_quant.calibrating.recorder import counting
+from dovetail_quant.codes.codes import quantize
 from dovetail_quant.methods.gptq import gptq
-from dovetail_quant.recorder import counting
-from dovetail_quant.sites import sites
+from dovetail_quant.sites.sites import sites
 
 INT4 = Spec(weight="int4", group=8, method="gptq")
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail_quant.chart import bars
+from dovetail_quant.reports.chart import bars
 
 SVG = "{http://www.w3.org/2000/svg}"
 

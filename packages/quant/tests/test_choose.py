@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_quant.codes import dequantize, quantize
-from dovetail_quant.layout import PackedWeights
+from dovetail_quant.codes.codes import dequantize, quantize
+from dovetail_quant.codes.layout import PackedWeights
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul import choose as choosing
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import PRODUCTS, Auto, choose
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import bound, problem
 
 INT4 = Spec(weight="int4", group=128)

@@ -12,7 +12,7 @@ import pytest
 import qwix
 from qwix import QArray
 
-from dovetail_quant.codes import (
+from dovetail_quant.codes.codes import (
     NF4,
     check,
     decode,
@@ -23,7 +23,7 @@ from dovetail_quant.codes import (
     scales,
     weight_of,
 )
-from dovetail_quant.spec import Spec
+from dovetail_quant.codes.spec import Spec
 
 QTYPES = {"int8": jnp.int8, "int4": jnp.int4, "nf4": "nf4", "fp8": jnp.float8_e4m3fn}
 SPECS = [

@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 
 from dovetail_quant import Spec, apply, plan
-from dovetail_quant.compare import Slope, Sums, by_site, compared, quantized_kernels
-from dovetail_quant.modules import module_at
-from dovetail_quant.recorder import counting
-from dovetail_quant.sites import sites
+from dovetail_quant.calibrating.recorder import counting
+from dovetail_quant.reports.compare import Slope, Sums, by_site, compared, quantized_kernels
+from dovetail_quant.sites.modules import module_at
+from dovetail_quant.sites.sites import sites
 
 SPEC = Spec(weight="int4", group=4)
 SIZES = [4, 0, 4]  # and two rows of no expert

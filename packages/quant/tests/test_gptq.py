@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwix.contrib import gptq_core
 
-from dovetail_quant import codes
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.methods.gptq import _check_options, _gptq, gptq
-from dovetail_quant.spec import Spec
 
 _TOP = {"int4": 7.5, "int8": 127.5, "nf4": 1.0, "fp8": 448.0}
 _INTEGERS = {"int4": (-8, 7), "int8": (-128, 127)}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_quant.knapsack import knapsack
+from dovetail_quant.reports.knapsack import knapsack
 
 OPTION = st.tuples(st.integers(1, 40), st.floats(0, 10))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_quant.kv import Int8, KVCodec
+from dovetail_quant.codes.kv import Int8, KVCodec
 
 pytestmark = pytest.mark.capability("attention keys and values in one byte")
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwix import QArray
 
-from dovetail_quant import layout
-from dovetail_quant.codes import DTYPES
-from dovetail_quant.layout import by_blocks, merge, pack_weights, split, unpack_weights
+from dovetail_quant.codes import layout
+from dovetail_quant.codes.codes import DTYPES
+from dovetail_quant.codes.layout import by_blocks, merge, pack_weights, split, unpack_weights
 
 RNG = np.random.default_rng(0)
 RANGES = {"int8": (-128, 128), "int4": (-8, 8), "nf4": (0, 16), "fp8": (0, 256)}

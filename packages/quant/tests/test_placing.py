@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import forced_devices
 import warm_start
-from dovetail_quant.kernel import Axes
-from dovetail_quant.placing import place_of
+from dovetail_quant.sites.kernel import Axes
+from dovetail_quant.sites.placing import place_of
 
 PROGRAM = Path(__file__).parent / "programs" / "modules_sharded.py"
 MESH = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)

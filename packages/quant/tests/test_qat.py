@@ -13,11 +13,11 @@ import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, load, plan, save
-from dovetail_quant.kernel import Kernel
 from dovetail_quant.matmul.reference import Reference
-from dovetail_quant.modules import module_at
-from dovetail_quant.qat import Product, Table, freeze, nearest, nearest_rows, qat
-from dovetail_quant.sites import sites
+from dovetail_quant.sites.kernel import Kernel
+from dovetail_quant.sites.modules import module_at
+from dovetail_quant.sites.sites import sites
+from dovetail_quant.training.qat import Product, Table, freeze, nearest, nearest_rows, qat
 
 SPECS = [
     Spec(),

@@ -10,11 +10,11 @@ import pytest
 from flax import nnx
 
 from dovetail_quant import Spec, apply, calibrate, load, plan, qlora, save
-from dovetail_quant.apply import install
-from dovetail_quant.codes import dequantize, quantize
-from dovetail_quant.kernel import Kernel
-from dovetail_quant.qlora import Adapter
-from dovetail_quant.sites import sites
+from dovetail_quant.codes.codes import dequantize, quantize
+from dovetail_quant.sites.apply import install
+from dovetail_quant.sites.kernel import Kernel
+from dovetail_quant.sites.sites import sites
+from dovetail_quant.training.qlora import Adapter
 
 INT4 = Spec(weight="int4", group=8)
 

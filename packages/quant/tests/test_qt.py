@@ -12,7 +12,7 @@ import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, freeze, plan, qat, qt
-from dovetail_quant.qt import CodesProduct, noise
+from dovetail_quant.training.qt import CodesProduct, noise
 
 EPS = np.finfo(np.float32).eps
 INT8 = Spec(act="int8")

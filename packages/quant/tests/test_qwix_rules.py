@@ -12,7 +12,7 @@ import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, freeze, from_qwix, load, qat, save
-from dovetail_quant.modules import module_at
+from dovetail_quant.sites.modules import module_at
 from dovetail_quant.testing import check_matmul
 
 OF_QWIX = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own calls of NNX

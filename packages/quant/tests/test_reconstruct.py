@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_quant.reconstruct import channel_errors, check_operands, report
+from dovetail_quant.methods.reconstruct import channel_errors, check_operands, report
 
 
 def _problem():

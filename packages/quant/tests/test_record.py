@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_quant import record
+from dovetail_quant.methods import record
 
 _K = 7
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.reference import Reference
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import problem
 
 

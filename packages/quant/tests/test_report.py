@@ -12,7 +12,7 @@ from flax import nnx
 
 from dovetail_quant import Spec, apply, plan
 from dovetail_quant.files import WEIGHTS, save
-from dovetail_quant.report import parameter_bytes, report
+from dovetail_quant.reports.report import parameter_bytes, report
 
 
 class Decoder(nnx.Module):

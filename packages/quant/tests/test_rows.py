@@ -12,9 +12,9 @@ import pytest
 
 import forced_devices
 import warm_start
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.choose import PRODUCTS
 from dovetail_quant.matmul.rows import check_rows, wide
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import problem
 
 QUANT = Path(__file__).parents[1]

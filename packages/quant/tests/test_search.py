@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, plan, report
-from dovetail_quant.report import parameter_bytes
-from dovetail_quant.search import _decided, _not_searched, search
-from dovetail_quant.sites import sites
+from dovetail_quant.reports.report import parameter_bytes
+from dovetail_quant.reports.search import _decided, _not_searched, search
+from dovetail_quant.sites.sites import sites
 
 CHOICES = [Spec(weight="int4", group=8), Spec(weight="int8"), None]
 EVERY = ("**", "embed")

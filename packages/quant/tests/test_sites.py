@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from dovetail_quant.kernel import Axes
-from dovetail_quant.modules import module_at
-from dovetail_quant.sites import selects, sites
+from dovetail_quant.sites.kernel import Axes
+from dovetail_quant.sites.modules import module_at
+from dovetail_quant.sites.sites import selects, sites
 
 
 class Everything(nnx.Module):

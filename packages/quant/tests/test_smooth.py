@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_quant import codes, record
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
+from dovetail_quant.methods import record
 from dovetail_quant.methods.smooth import smooth
-from dovetail_quant.spec import Spec
 
 pytestmark = pytest.mark.capability("SmoothQuant")
 

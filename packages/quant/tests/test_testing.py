@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 from qwix import QArray
 
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import PRODUCTS, Auto
 from dovetail_quant.matmul.reference import Reference
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import check_matmul, problem
 
 INTEGERS = [

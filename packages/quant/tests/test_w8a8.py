@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from qwix import QArray
 
-from dovetail_quant import layout
-from dovetail_quant.codes import quantize
-from dovetail_quant.layout import PackedWeights, pack_weights
+from dovetail_quant.codes import layout
+from dovetail_quant.codes.codes import quantize
+from dovetail_quant.codes.layout import PackedWeights, pack_weights
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.w8a8 import (
     LONGEST,
     W8A8,
@@ -19,7 +20,6 @@ from dovetail_quant.matmul.w8a8 import (
     products,
     rounded,
 )
-from dovetail_quant.spec import Spec
 from dovetail_quant.testing import problem
 
 SPECS = [

@@ -17,7 +17,10 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from dovetail_cluster._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_cluster._suggestions import public_names as _public_names
 from dovetail_cluster.absent import Compiled, Devices, Traffic, compiled, devices, search
 from dovetail_cluster.backends.env import Env
 from dovetail_cluster.backends.local import Local
@@ -69,3 +72,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-cluster")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "testing", **_ELSEWHERE)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+from dovetail_cluster import _elsewhere
 from dovetail_cluster.backends.base import Backend
 from dovetail_cluster.backends.env import Env
 from dovetail_cluster.backends.local import Local
@@ -49,6 +50,7 @@ class Result:
         return self.values[0]
 
 
+@_elsewhere.cluster
 class Cluster:
     """Hosts to run functions on. Leaving the block ends all their processes.
 
@@ -94,6 +96,7 @@ class Cluster:
             self._fleet = Fleet(backend, preload=tuple(preload), logs=logs)
 
     @classmethod
+    @_elsewhere.local
     def local(
         cls,
         *,
@@ -166,6 +169,7 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @_elsewhere.run
     def run(
         self,
         function: Callable[..., Any],

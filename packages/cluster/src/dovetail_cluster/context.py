@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from dovetail_cluster._traces import ProcessTrace
+from dovetail_cluster._traces import process_trace
 from dovetail_cluster.events import Answered, Commit, Lives, Progressed, Propose
 from dovetail_cluster.store import DurableStore, SavesInPhase
 
@@ -211,12 +211,8 @@ class Context:
         """
         self._traces += 1
         run = f"generation{self.generation}-{self._traces}"
-        trace = ProcessTrace(folder, run=run, process=self.rank)
-        trace.start()
-        try:
+        with process_trace(folder, run=run, process=self.rank):
             yield
-        finally:
-            trace.stop()
 
     def _complete(self, step: int) -> None:
         if self._stall_s:

@@ -8,9 +8,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dovetail_cluster import _elsewhere
+
 CAUSES = ("crash", "stall", "exception")
 
 
+@_elsewhere.elastic
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Elastic:
     """Reactions of a job to failures.

@@ -15,9 +15,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from dovetail_cluster import _elsewhere
 from dovetail_cluster.backends.env import HOST, HOSTS
 from dovetail_cluster.backends.follow import ADDRESS
-from dovetail_cluster.run.wire import KEY
+from dovetail_cluster.wire import KEY
 
 Kind = Literal["jobset", "rayjob", "sbatch"]
 
@@ -31,6 +32,7 @@ _RESTARTS = 20
 _JOB = "hosts"
 
 
+@_elsewhere.call
 def manifest(
     kind: Kind,
     *,

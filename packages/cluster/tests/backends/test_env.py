@@ -14,11 +14,11 @@ import threading
 
 import pytest
 
+from dovetail_cluster import wire
 from dovetail_cluster.backends import base
 from dovetail_cluster.backends.env import Env
 from dovetail_cluster.backends.follow import Begin, End, Ended, Follows
 from dovetail_cluster.errors import JobError, RankError
-from dovetail_cluster.run import wire
 
 KEY = "ab" * 32
 

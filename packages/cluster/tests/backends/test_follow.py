@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
+from dovetail_cluster import wire
 from dovetail_cluster.backends.follow import Begin, End, Ended, Follower, Follows, Outcome
 from dovetail_cluster.errors import HostsError
-from dovetail_cluster.run import wire
 
 KEY = bytes(range(32))
 

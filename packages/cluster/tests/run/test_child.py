@@ -10,7 +10,7 @@ import pytest
 
 from dovetail_cluster.run.child import Child
 from dovetail_cluster.run.messages import Lines
-from dovetail_cluster.run.wire import Link
+from dovetail_cluster.wire import Link
 
 
 @pytest.fixture

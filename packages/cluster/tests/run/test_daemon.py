@@ -16,6 +16,7 @@ import time
 import cloudpickle
 import pytest
 
+from dovetail_cluster import wire
 from dovetail_cluster.events import (
     Answered,
     Commit,
@@ -33,7 +34,7 @@ from dovetail_cluster.events import (
     Returned,
     Start,
 )
-from dovetail_cluster.run import messages, wire
+from dovetail_cluster.run import messages
 
 RUN = 5
 LIMIT_S = 120.0

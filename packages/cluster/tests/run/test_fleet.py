@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from dovetail_cluster import wire
 from dovetail_cluster.events import Dismiss, Joined, Lost, Noticed
-from dovetail_cluster.run import messages, wire
+from dovetail_cluster.run import messages
 from dovetail_cluster.run.fleet import Fleet
 
 

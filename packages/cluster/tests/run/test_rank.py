@@ -13,7 +13,7 @@ import cloudpickle
 from dovetail_cluster.events import PORT_TAKEN, Raised
 from dovetail_cluster.run.messages import Job
 from dovetail_cluster.run.rank import pickled
-from dovetail_cluster.run.wire import Link, write_frame
+from dovetail_cluster.wire import Link, write_frame
 
 PROGRAM = """
 import socket, sys

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from dovetail_cluster.run.server import preload, send_request
-from dovetail_cluster.run.wire import read_frame
+from dovetail_cluster.wire import read_frame
 
 # A child that says its process id and what it inherits, then waits for a word and exits with it.
 PROGRAM = """

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dovetail_cluster.run import wire
+from dovetail_cluster import wire
 
 
 class Pickled:

@@ -22,23 +22,26 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_quant import qlora
-from dovetail_quant.apply import apply
-from dovetail_quant.calibrate import calibrate, run_decoder
-from dovetail_quant.calibration import Calibrated, Calibration
-from dovetail_quant.explain import Explanation, explain
+from dovetail_quant._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_quant._suggestions import public_names as _public_names
+from dovetail_quant.calibrating.calibrate import calibrate, run_decoder
+from dovetail_quant.codes.kv import Int8, KVCodec
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.files import load, save
-from dovetail_quant.kv import Int8, KVCodec
-from dovetail_quant.plan import Plan, plan
-from dovetail_quant.qat import freeze, qat
-from dovetail_quant.qt import qt
-from dovetail_quant.qwix_rules import from_qwix
-from dovetail_quant.report import Report, SiteReport, report
-from dovetail_quant.requantize import requantize
-from dovetail_quant.search import Option, Search, search
-from dovetail_quant.sites import Site, sites
-from dovetail_quant.spec import Spec
+from dovetail_quant.reports.explain import Explanation, explain
+from dovetail_quant.reports.report import Report, SiteReport, report
+from dovetail_quant.reports.search import Option, Search, search
+from dovetail_quant.sites.apply import apply
+from dovetail_quant.sites.calibration import Calibrated, Calibration
+from dovetail_quant.sites.plan import Plan, plan
+from dovetail_quant.sites.requantize import requantize
+from dovetail_quant.sites.sites import Site, sites
+from dovetail_quant.training import qlora
+from dovetail_quant.training.qat import freeze, qat
+from dovetail_quant.training.qt import qt
+from dovetail_quant.training.qwix_rules import from_qwix
 
 __all__ = [  # noqa: RUF022, by topic
     # Sites and plans
@@ -78,3 +81,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-quant")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "testing", **_ELSEWHERE)

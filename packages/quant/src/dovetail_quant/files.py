@@ -20,15 +20,16 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from dovetail_quant.apply import install
-from dovetail_quant.codes import quantize
-from dovetail_quant.kernel import Axes, Kernel
-from dovetail_quant.layout import PackedWeights, pack_weights
+from dovetail_quant import _elsewhere
+from dovetail_quant.codes.codes import quantize
+from dovetail_quant.codes.layout import PackedWeights, pack_weights
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.api import MatmulOption
-from dovetail_quant.modules import copied
-from dovetail_quant.placing import place_of
-from dovetail_quant.sites import sites
-from dovetail_quant.spec import Spec
+from dovetail_quant.sites.apply import install
+from dovetail_quant.sites.kernel import Axes, Kernel
+from dovetail_quant.sites.modules import copied
+from dovetail_quant.sites.placing import place_of
+from dovetail_quant.sites.sites import sites
 
 WEIGHTS, DESCRIPTION = "weights.safetensors", "quantization.json"
 FORMAT = 3
@@ -36,7 +37,8 @@ _READ = (2, 3)  # in 2, zero points are int8
 _PARTS = ("values", "scales", "zeros", "divides")
 
 
-def save(model: nnx.Module, directory: Path | str) -> None:
+@_elsewhere.directory
+def save(model: nnx.Module, path: Path | str) -> None:
     """Writes a quantized model to a directory, which may exist; earlier files of this kind are
     replaced.
 
@@ -52,8 +54,8 @@ def save(model: nnx.Module, directory: Path | str) -> None:
         (3, 32)
     """
     arrays, described = {}, {}
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        name, value = ".".join(map(str, path)), variable.get_value()
+    for keys, variable in nnx.to_flat_state(nnx.state(model)):
+        name, value = ".".join(map(str, keys)), variable.get_value()
         if isinstance(value, Kernel):
             described[name] = _describe(value)
             arrays |= {f"{name}.{field}": x for field, x in _parts(value).items()}
@@ -61,7 +63,7 @@ def save(model: nnx.Module, directory: Path | str) -> None:
             arrays[name] = np.asarray(value)
     if not described:
         raise ValueError("a quantized model has a quantized parameter, got none; call apply first")
-    folder = Path(directory)
+    folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     # The description says that all is there: away first, and written last.
     (folder / DESCRIPTION).unlink(missing_ok=True)
@@ -79,9 +81,10 @@ def _write_weights(path: Path, arrays: dict[str, Any]) -> None:
     path.chmod(mode)
 
 
+@_elsewhere.directory
 @jax.transfer_guard("allow")  # the user's guard is for the steps of training
 def load(
-    directory: Path | str,
+    path: Path | str,
     model: nnx.Module,
     *,
     matmul: MatmulOption = "auto",
@@ -92,7 +95,7 @@ def load(
     Arrays are read one at a time and go directly to their devices.
 
     Args:
-        directory: A directory written by `save`.
+        path: A directory written by `save`.
         model: The float model; it may be abstract.
         matmul: As in `apply`. It may differ from the product of the saved model.
         shardings: A state of `NamedSharding` with the paths of the model. Default: the shardings of
@@ -102,7 +105,7 @@ def load(
         ValueError: `save` did not write or not finish the directory, a file is truncated, or the
             parameters of `model` have other paths or shapes.
     """
-    folder = Path(directory)
+    folder = Path(path)
     described = _description(folder)
     loaded = copied(model)
     by_path = sites(model)
@@ -121,8 +124,8 @@ def load(
                 )
             variable.set_value(_array(file.get_tensor(name), likes[name], name))
         for name, about in described.items():
-            path = name.rpartition(".")[0]
-            if path not in by_path or list(by_path[path].axes.shape) != about["shape"]:
+            where = name.rpartition(".")[0]
+            if where not in by_path or list(by_path[where].axes.shape) != about["shape"]:
                 raise ValueError(
                     f"a directory must be of this model, got {name!r} of shape {about['shape']}; "
                     "load a model of the same shape"
@@ -132,8 +135,8 @@ def load(
                 for field in _PARTS
                 if f"{name}.{field}" in names
             }
-            site, spec = by_path[path], Spec(**about["spec"])
-            place = place_of(likes[name], site.axes, path)
+            site, spec = by_path[where], Spec(**about["spec"])
+            place = place_of(likes[name], site.axes, where)
             divides = parts.get("divides")
             install(
                 loaded,

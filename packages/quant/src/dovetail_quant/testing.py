@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from qwix import QArray
 
-from dovetail_quant.codes import dequantize, quantize
+from dovetail_quant.codes.codes import dequantize, quantize
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.api import Matmul
-from dovetail_quant.spec import Spec
 
 _DTYPES = ("float32", "bfloat16")
 SHAPES = ((96, 33), (64, 128))  # inputs and outputs: an odd one, and one that blocks divide

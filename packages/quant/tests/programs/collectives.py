@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from dovetail_quant.codes import dequantize, quantize
-from dovetail_quant.layout import blocks, by_device
+from dovetail_quant.codes.codes import dequantize, quantize
+from dovetail_quant.codes.layout import blocks, by_device
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.blocked import Blocked
 from dovetail_quant.matmul.w8a8 import W8A8
-from dovetail_quant.spec import Spec
 
 MESH = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 INPUTS, OUTPUTS, ROWS = 1024, 4096, 3

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import forced_devices
 from dovetail_quant import Spec, apply, calibrate, load, plan, save
-from dovetail_quant.compare import quantized_kernels
 from dovetail_quant.matmul.reference import Reference
+from dovetail_quant.reports.compare import quantized_kernels
 
 MESH = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 PLACES = {

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_quant.codes import quantize
+from dovetail_quant.codes.codes import quantize
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.choose import PRODUCTS
-from dovetail_quant.spec import Spec
 
 P = PartitionSpec
 rng = np.random.default_rng(0)

@@ -29,9 +29,12 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from dovetail_tune import losses
+from dovetail_tune._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_tune._shown import Tokenizer
+from dovetail_tune._suggestions import public_names as _public_names
 from dovetail_tune.explain import explain
 from dovetail_tune.explanation import Explanation
 from dovetail_tune.fields.checks import check_pairs
@@ -104,3 +107,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-tune")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "testing", **_ELSEWHERE)

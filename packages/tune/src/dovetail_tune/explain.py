@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from dovetail_tune import _elsewhere
 from dovetail_tune._shown import Pieces, Tokenizer, ids_of, runs_of
 from dovetail_tune.explanation import Explanation, Faults, Pairs
 from dovetail_tune.rows import BOUNDARY_IDS
@@ -18,6 +19,7 @@ from dovetail_tune.types import Batch
 _PER_SLOT = ("tokens", "targets", "mask", "segment_ids", "positions")
 
 
+@_elsewhere.call
 def explain(batch: Batch, *, tokenizer: Tokenizer | None = None, rows: int = 10) -> Explanation:
     """Returns the tokens of a batch that carry loss, how full its rows are, and its faults.
 
@@ -63,7 +65,8 @@ def explain(batch: Batch, *, tokenizer: Tokenizer | None = None, rows: int = 10)
     counted = _counted(arrays)
     weights = arrays["mask"][counted & filled] if "mask" in arrays else np.zeros(0)
     return Explanation(
-        rows=shape[0],
+        rows=tuple(pieces.row(arrays, row) for row in range(min(rows, shape[0]))),
+        batch_rows=shape[0],
         length=shape[1],
         fields={name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()},
         tokens=int(filled.sum()),
@@ -75,7 +78,6 @@ def explain(batch: Batch, *, tokenizer: Tokenizer | None = None, rows: int = 10)
         last_ids=dict(Counter(i for ends in last for _, i in ends).most_common()),
         faults=_faults(arrays, filled, last, eos_id=pieces.eos_id),
         pairs=_pairs(arrays, filled) if "pair_ids" in arrays else None,
-        shown=tuple(pieces.row(arrays, row) for row in range(min(rows, shape[0]))),
     )
 
 

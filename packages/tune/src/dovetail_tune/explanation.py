@@ -7,8 +7,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from dovetail_tune._explained import Explained
 from dovetail_tune._shown import Piece, ShownRow
 
 # ANSI "select graphic rendition" (ECMA-48, 8.3.117).
@@ -58,12 +58,13 @@ class Pairs:
     empty_answers: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Explanation:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Explanation(Explained):
     """Numbers and rows of one batch. Print it, or use `render` or `json`.
 
     Attributes:
-        rows: Number of rows.
+        rows: The first rows, readable.
+        batch_rows: Number of rows of the batch.
         length: Slots per row.
         fields: dtype[shape] of each field.
         tokens: Slots that hold a token: all with segment_ids above 0, or all without that field.
@@ -76,10 +77,10 @@ class Explanation:
         last_ids: Number of documents that end in each id.
         faults: Rows whose loss is not what it seems.
         pairs: Pairs and their faults. None without `pair_ids`.
-        shown: The first rows, readable.
     """
 
-    rows: int
+    rows: tuple[ShownRow, ...]
+    batch_rows: int
     length: int
     fields: dict[str, str]
     tokens: int
@@ -91,7 +92,9 @@ class Explanation:
     last_ids: dict[int, int]
     faults: Faults
     pairs: Pairs | None
-    shown: tuple[ShownRow, ...]
+
+    def _summary(self) -> str:
+        return f"{_count(self.batch_rows, 'row')}, {_count(self.tokens, 'token')}"
 
     def __str__(self) -> str:
         return self.render(color=False)
@@ -107,11 +110,6 @@ class Explanation:
         """
         return _rendered(self, color=color)
 
-    def json(self) -> dict[str, Any]:
-        """Returns plain values for `json.dumps`."""
-        values = dataclasses.asdict(self)
-        return values | {"last_ids": {str(i): n for i, n in self.last_ids.items()}}
-
 
 def _rendered(explanation: Explanation, *, color: bool) -> str:
     """Returns the table and the rows.
@@ -120,16 +118,16 @@ def _rendered(explanation: Explanation, *, color: bool) -> str:
         explanation: The explanation.
         color: Use ANSI colors.
     """
-    blocks = [_table(explanation, color), *(_row(row, color) for row in explanation.shown)]
-    hidden = explanation.rows - len(explanation.shown)
-    if hidden and explanation.shown:
+    blocks = [_table(explanation, color), *(_row(row, color) for row in explanation.rows)]
+    hidden = explanation.batch_rows - len(explanation.rows)
+    if hidden and explanation.rows:
         blocks.append(iter([f"+ {_count(hidden, 'row')} not shown"]))
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _table(e: Explanation, color: bool) -> Iterator[str]:
-    yield _painted(f"{_count(e.rows, 'row')} of {_count(e.length, 'slot')}", _HEADING * color)
-    slots = e.rows * e.length
+    yield _painted(f"{_count(e.batch_rows, 'row')} of {_count(e.length, 'slot')}", _HEADING * color)
+    slots = e.batch_rows * e.length
     yield _line("tokens", f"{e.tokens} of {_count(slots, 'slot')}{_share(e.tokens, slots)}")
     yield _line("documents", f"{e.documents}, at most {e.most_documents} in a row")
     ends = [f"{i} x{n}" for i, n in itertools.islice(e.last_ids.items(), 3)]

@@ -19,6 +19,48 @@ from dovetail_cluster._device_kinds import BY_KEY, KINDS, DeviceKind, key_of
 _FORM = re.compile(r"(?P<kind>.*?)(?::(?P<chips>\d+(?:x\d+)*))?(?:\s+[x×]\s*(?P<times>\d+))?")
 _CPU = DeviceKind(name="CPU", platform="cpu")
 _KINDS = {**BY_KEY, "cpu": _CPU}
+_PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_BLOCKS = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """TPU slices on offer.
+
+    Attributes:
+        topology: Name in topologies of libtpu.
+        shapes: Shapes in chips.
+        largest: Three sizes may also be ascending multiples of 4 up to these.
+        cores: Devices of a chip.
+    """
+
+    topology: str
+    shapes: tuple[str, ...]
+    largest: tuple[int, ...] = ()
+    cores: int = 1
+
+    def has(self, chips: tuple[int, ...]) -> bool:
+        """Tests whether slices of this shape are on offer."""
+        if "x".join(map(str, chips)) in self.shapes:
+            return True
+        ascending = list(chips) == sorted(chips) and not any(n < 4 or n % 4 for n in chips)
+        within = len(chips) == len(self.largest) and all(map(int.__le__, chips, self.largest))
+        return ascending and within
+
+
+SLICES = {
+    "TPU v4": Slices("v4", _BLOCKS, (16, 16, 16)),
+    "TPU v5 lite": Slices("v5e", _PLANES),
+    "TPU v5": Slices("v5p", ("1x1x1", *_BLOCKS), (16, 16, 24)),
+    "TPU v6 lite": Slices("v6e", _PLANES),
+    "TPU7x": Slices("tpu7x", ("1x1x1", *_BLOCKS), (16, 24, 24), cores=2),
+}
+
+
+def joined(kind: DeviceKind) -> int:
+    """Returns the number of GPUs that fast links join: those of a host, or of a rack of GB200."""
+    return 72 if kind.name == "NVIDIA GB200" else 8
+
 
 # Equal for all NVIDIA devices since Pascal (CUDA C++ Programming Guide, compute capabilities).
 _CUDA = (
@@ -80,7 +122,8 @@ class Devices:
     @property
     def count(self) -> int:
         """Number of devices."""
-        return math.prod(self.chips) * self.kind.cores * self.slices
+        cores = SLICES[self.kind.name].cores if self.kind.platform == "tpu" else 1
+        return math.prod(self.chips) * cores * self.slices
 
     @property
     def memory_bytes(self) -> int | None:
@@ -140,12 +183,12 @@ def devices(name: str, *, count: int | None = None, slices: int = 1) -> Devices:
             f"slices={slices}; write devices('{kind.name} x 8')"
         )
     number = 1 if times is None and count is None else times or count or 0
-    joined = kind.joined
-    if number < 1 or (kind.platform != "cpu" and number > joined and number % joined):
-        whole = max(1, round(number / joined))
+    fast = joined(kind)
+    if number < 1 or (kind.platform != "cpu" and number > fast and number % fast):
+        whole = max(1, round(number / fast)) * fast
         raise ValueError(
-            f"a number of devices is at least 1, and above the {joined} GPUs that fast links join "
-            f"a multiple of {joined}, got {number}; write devices('{kind.name} x {whole * joined}')"
+            f"a number of devices is at least 1, and above the {fast} GPUs that fast links join "
+            f"a multiple of {fast}, got {number}; write devices('{kind.name} x {whole}')"
         )
     return Devices(kind=kind, chips=(number,))
 
@@ -154,7 +197,8 @@ def _slices(
     kind: DeviceKind, chips: tuple[int, ...], times: int | None, *, name: str, count: int | None,
     slices: int,
 ) -> Devices:  # fmt: skip
-    title, dimensions = _title(kind), kind.slices[0].count("x") + 1
+    title, offer = _title(kind), SLICES[kind.name]
+    dimensions = offer.shapes[0].count("x") + 1
     shape = "x".join(["4"] * dimensions)
     if count is not None or len(chips) != dimensions:
         given = "" if count is None else f" with count={count}"
@@ -162,12 +206,12 @@ def _slices(
             f"a {title} target has the {dimensions} sizes of its slice, got {name!r}"
             f"{given}; write devices('{title}:{shape}')"
         )
-    if not kind.has_slice(chips):
-        above = "x".join(map(str, kind.largest))
+    if not offer.has(chips):
+        above = "x".join(map(str, offer.largest))
         more = f", and ascending multiples of 4 up to {above}" if above else ""
         raise ValueError(
-            f"a slice of {title} has one of the shapes {', '.join(kind.slices)}{more}, got "
-            f"{name!r}; write devices('{title}:{_near_shape(kind, chips)}')"
+            f"a slice of {title} has one of the shapes {', '.join(offer.shapes)}{more}, got "
+            f"{name!r}; write devices('{title}:{_near_shape(offer, chips)}')"
         )
     if (times is not None and slices != 1) or (times or slices) < 1 or times == 0:
         raise ValueError(
@@ -182,11 +226,12 @@ def _title(kind: DeviceKind) -> str:
     return next((name for name in kind.names if name.startswith("TPU v5")), kind.name)
 
 
-def _near_shape(kind: DeviceKind, chips: tuple[int, ...]) -> str:
+def _near_shape(offer: Slices, chips: tuple[int, ...]) -> str:
     """Returns the shape on offer with the nearest number of chips, the same sizes first."""
-    if kind.has_slice(tuple(sorted(chips))):
+    if offer.has(tuple(sorted(chips))):
         return "x".join(map(str, sorted(chips)))
-    return min(kind.slices, key=lambda s: abs(math.prod(map(int, s.split("x"))) - math.prod(chips)))
+    size = math.prod(chips)
+    return min(offer.shapes, key=lambda s: abs(math.prod(map(int, s.split("x"))) - size))
 
 
 def _kind(text: str, name: str) -> DeviceKind:

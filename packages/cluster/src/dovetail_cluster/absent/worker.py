@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail_cluster.absent.count import Text, Traffic, traffic
-from dovetail_cluster.absent.targets import Devices, target_config
+from dovetail_cluster.absent.targets import SLICES, Devices, joined, target_config
 
 # Not by -m, which would give what is pickled another module.
 COMMAND = "from dovetail_cluster.absent.worker import main; main()"
@@ -107,13 +107,14 @@ def target_devices(target: Devices) -> list[Any]:
     if kind.platform == "cpu":
         return jax.devices("cpu")[: target.count]
     if kind.platform == "tpu":
-        name = f"{kind.topology}:{'x'.join(map(str, target.chips))}"
+        topology = SLICES[kind.name].topology
+        name = f"{topology}:{'x'.join(map(str, target.chips))}"
         options: dict[str, Any] = {"num_slices": target.slices} if target.slices > 1 else {}
-        if kind.topology == "v4":
+        if topology == "v4":
             options["chip_config_name"] = "megacore"  # one device per chip, as JAX shows them
     else:
         name = kind.name
-        hosts = max(1, target.count // kind.joined)
+        hosts = max(1, target.count // joined(kind))
         shape = f"1x{hosts}x{target.count // hosts}"
         options = {"target_config": target_config(kind), "topology": shape}
     modules, extra = _COMPILERS[kind.platform]

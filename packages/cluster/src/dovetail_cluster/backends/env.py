@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from dovetail_cluster import wire
 from dovetail_cluster.backends.base import Placed
 from dovetail_cluster.backends.follow import (
     ADDRESS,
@@ -36,7 +37,6 @@ from dovetail_cluster.backends.follow import (
 )
 from dovetail_cluster.backends.process import Process
 from dovetail_cluster.errors import JobError
-from dovetail_cluster.run import wire
 
 HOSTS = "DOVETAIL_CLUSTER_HOSTS"
 HOST = "DOVETAIL_CLUSTER_HOST"

@@ -12,9 +12,9 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+from dovetail_cluster import wire
 from dovetail_cluster.backends.process import Process
 from dovetail_cluster.errors import HostsError
-from dovetail_cluster.run import wire
 
 ADDRESS = "DOVETAIL_CLUSTER_ADDRESS"
 

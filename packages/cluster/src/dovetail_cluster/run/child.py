@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail_cluster.run.messages import Lines
-from dovetail_cluster.run.wire import Link
+from dovetail_cluster.wire import Link
 
 _STACKS_S = 1.0  # a process that writes no stacks within it is stopped by the kernel
 _PENDING = 200  # messages to the controller; a rank that prints faster waits in its print

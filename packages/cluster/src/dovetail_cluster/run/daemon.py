@@ -43,7 +43,7 @@ from dovetail_cluster.run.child import Child
 from dovetail_cluster.run.server import send_request
 from dovetail_cluster.run.shelf import Shelf, base
 from dovetail_cluster.run.surroundings import rank_environment
-from dovetail_cluster.run.wire import (
+from dovetail_cluster.wire import (
     BEAT_S,
     SILENCE_S,
     Link,

@@ -21,7 +21,7 @@ from dovetail_cluster.backends.base import Backend, Placed
 from dovetail_cluster.events import Dismiss, Joined, Lost, Noticed
 from dovetail_cluster.run import messages
 from dovetail_cluster.run.printer import Printer
-from dovetail_cluster.run.wire import BEAT_S, KEY, SILENCE_S, Link, Listener, new_key, read_key
+from dovetail_cluster.wire import BEAT_S, KEY, SILENCE_S, Link, Listener, new_key, read_key
 
 _MARGIN_S = 2.0  # by which a daemon gives up before the controller does
 _RETRY_S = 60.0  # at most, between two daemons on one place

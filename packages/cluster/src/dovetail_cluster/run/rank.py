@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from dovetail_cluster.context import Context, Home, pump
 from dovetail_cluster.events import PORT_TAKEN, Commit, Propose, Raised, Returned
 from dovetail_cluster.run.messages import Job, Leave, Stall, Task, TaskDone
-from dovetail_cluster.run.wire import Link, read_frame, split
+from dovetail_cluster.wire import Link, read_frame, split
 
 # JAX would abort the rank that a debugger or a signal has stopped, and blame the others. The
 # controller knows of every death at once, and of a stop by its deadline.

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from dovetail_cluster.run import rank
 from dovetail_cluster.run.shelf import remove
-from dovetail_cluster.run.wire import read_frame, write_frame
+from dovetail_cluster.wire import read_frame, write_frame
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail_cluster.run.wire import without_keys
+from dovetail_cluster.wire import without_keys
 
 # An outer job's variables let JAX or libtpu find hosts that are not this job's: Slurm, Open MPI,
 # PMI, Ray, and several TPU slices (ray-project/ray#62893).

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail_cluster import _elsewhere
 from dovetail_cluster.context import Context
 from dovetail_cluster.control.interval import advised_interval_s
 from dovetail_cluster.store import SAVE, DurableStore, check, save
@@ -74,6 +75,7 @@ class _Step:
     metrics: Mapping[str, float]
 
 
+@_elsewhere.call
 class LocalTier:
     """A store whose saves go to the hosts' memory first, and to a durable store in the background.
 

@@ -13,10 +13,10 @@ import queue
 import threading
 from typing import Any, NamedTuple
 
-from dovetail_cluster.run.wire import Link, Listener, dial, new_key
 from dovetail_cluster.tier.agree import gather
 from dovetail_cluster.tier.files import Header, Name, read_header, verify
 from dovetail_cluster.tier.folder import Folder, Key
+from dovetail_cluster.wire import Link, Listener, dial, new_key
 
 _CHUNK_BYTES = 4 << 20
 

@@ -13,17 +13,16 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
-from qwix import QArray
 
-from dovetail_quant.codes import decode, encode, scales
-from dovetail_quant.layout import PackedWeights
+from dovetail_quant.codes.codes import decode, encode, scales
+from dovetail_quant.codes.layout import PackedWeights
+from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul import blocked, rows
 from dovetail_quant.matmul.w8a8 import LONGEST, products
-from dovetail_quant.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GroupedRows:
+class GroupedRows(rows.OfPacked):
     """The product that rounds each group of each row of x, as `act` of a spec says.
 
     Each number of x moves by half a step at most: max|x| / 15 of its group for "int4". "fp8" keeps
@@ -35,7 +34,7 @@ class GroupedRows:
     Example:
 
         >>> import jax
-        >>> from dovetail_quant.codes import quantize
+        >>> from dovetail_quant.codes.codes import quantize
         >>> w = jax.random.normal(jax.random.key(0), (256, 64))
         >>> matmul = GroupedRows(act="int4")
         >>> codes = quantize(w, Spec(weight="int4", group=128))
@@ -45,22 +44,15 @@ class GroupedRows:
 
     act: Literal["int4", "fp8"]
 
-    def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """Packs the codes [K, N]; ValueError unless `act` and codes fit."""
-        return self._fitting(rows.prepare(w))
-
-    def codes(self, prepared: PackedWeights) -> QArray:
-        """Inverts `prepare`, bit for bit."""
-        return rows.codes(prepared)
-
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
     ) -> Float[Array, "*batch N"]:
         """Returns rounded x times w, in the dtype of x. Raises like `W8A8`."""
         run = _int4_forward if self.act == "int4" else _fp8_forward
-        return rows.call(run, blocked.backward, x, self._fitting(prepared))
+        return rows.call(run, blocked.backward, x, self.checked(prepared))
 
-    def _fitting(self, packed: PackedWeights) -> PackedWeights:
+    def checked(self, packed: PackedWeights) -> PackedWeights:
+        """Returns the weights; ValueError unless `act` and codes fit."""
         wanted = ("int8", "int4") if self.act == "int4" else ("fp8",)
         if packed.weight not in wanted:
             raise ValueError(

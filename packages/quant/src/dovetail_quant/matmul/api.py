@@ -7,8 +7,8 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from dovetail_quant.layout import PackedWeights
-from dovetail_quant.spec import Act
+from dovetail_quant.codes.layout import PackedWeights
+from dovetail_quant.codes.spec import Act
 
 
 @runtime_checkable

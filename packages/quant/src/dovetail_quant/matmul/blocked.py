@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from qwix import QArray
 
-from dovetail_quant.codes import NF4
-from dovetail_quant.layout import (
+from dovetail_quant.codes.codes import NF4
+from dovetail_quant.codes.layout import (
     PackedWeights,
     block,
     blocks,
@@ -28,8 +27,8 @@ from dovetail_quant.layout import (
     merge,
     split,
 )
+from dovetail_quant.codes.spec import Weight
 from dovetail_quant.matmul import rows
-from dovetail_quant.spec import Weight
 
 _EXACT = jax.lax.Precision.HIGHEST
 # Both levels of a byte: one look-up each takes half the time of a tree of 15 selects at 16 rows.
@@ -38,7 +37,7 @@ _HIGH_LEVELS = np.repeat(np.array(NF4, np.float32), 16)
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocked:
+class Blocked(rows.OfPacked):
     """The product for all codes and any number of rows, without a float copy of the weight.
 
     |y - x w| <= eps (K + 1) sum |x||w| with eps of float32 (float64 for float64 x), before y is
@@ -47,7 +46,7 @@ class Blocked:
     Example:
 
         >>> from dovetail_quant import Spec
-        >>> from dovetail_quant.codes import quantize
+        >>> from dovetail_quant.codes.codes import quantize
         >>> w = jax.random.normal(jax.random.key(0), (256, 64))
         >>> matmul = Blocked()
         >>> prepared = matmul.prepare(quantize(w, Spec(weight="int4", group=32)))
@@ -56,14 +55,6 @@ class Blocked:
     """
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
-
-    def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """Packs the codes [K, N]."""
-        return rows.prepare(w)
-
-    def codes(self, prepared: PackedWeights) -> QArray:
-        """Inverts `prepare`, bit for bit."""
-        return rows.codes(prepared)
 
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights

@@ -19,14 +19,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from dovetail_quant.layout import PackedWeights
+from dovetail_quant.codes.layout import PackedWeights
+from dovetail_quant.codes.spec import Act, Spec
 from dovetail_quant.matmul import installed as others
 from dovetail_quant.matmul.act import GroupedRows
 from dovetail_quant.matmul.api import Matmul, MatmulOption
 from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
 from dovetail_quant.matmul.w8a8 import LONGEST, W8A8, Digits
-from dovetail_quant.spec import Act, Spec
 
 PRODUCTS: dict[str, Matmul] = {
     "w8a8": W8A8(),
@@ -173,7 +173,7 @@ class Auto:
     Example:
 
         >>> import jax
-        >>> from dovetail_quant.codes import quantize
+        >>> from dovetail_quant.codes.codes import quantize
         >>> spec = Spec(weight="int4", group=32)
         >>> matmul = Auto(spec=spec)
         >>> w = jax.random.normal(jax.random.key(0), (256, 64))

@@ -20,8 +20,8 @@ from typing import Protocol, runtime_checkable
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from dovetail_quant.layout import PackedWeights
-from dovetail_quant.spec import Spec
+from dovetail_quant.codes.layout import PackedWeights
+from dovetail_quant.codes.spec import Spec
 
 GROUP = "dovetail_quant.products"
 

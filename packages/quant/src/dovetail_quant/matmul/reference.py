@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from dovetail_quant.codes import dequantize
-from dovetail_quant.layout import PackedWeights, unpack_weights
+from dovetail_quant.codes.codes import dequantize
+from dovetail_quant.codes.layout import PackedWeights, unpack_weights
 from dovetail_quant.matmul.rows import check_rows, check_single, on_mesh, placement, wide
 
 
@@ -25,7 +25,7 @@ class Reference:
     Example:
 
         >>> from dovetail_quant import Spec
-        >>> from dovetail_quant.codes import quantize
+        >>> from dovetail_quant.codes.codes import quantize
         >>> w = jax.random.normal(jax.random.key(0), (256, 64))
         >>> matmul = Reference()
         >>> matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec()))).shape

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from qwix import QArray
 
-from dovetail_quant.codes import check
-from dovetail_quant.layout import PackedWeights, pack_weights, unpack_weights
+from dovetail_quant.codes.codes import check
+from dovetail_quant.codes.layout import PackedWeights, pack_weights, unpack_weights
 
 Run = Callable[[Array, PackedWeights], Array]  # [R, K] and codes -> [R, N], both in `wide` dtypes
 
@@ -67,6 +67,22 @@ def codes(packed: PackedWeights) -> QArray:
         return unpack_weights(packed)
     places = _places(mesh, jax.eval_shape(unpack_weights, packed), placed[::-1])
     return _partitioned(unpack_weights, places)(packed)
+
+
+class OfPacked:
+    """The weights of a product over packed codes: packed by `prepare` and back by `codes`."""
+
+    def checked(self, packed: PackedWeights) -> PackedWeights:
+        """Returns the weights; ValueError for those that the product cannot multiply."""
+        return packed
+
+    def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
+        """Packs the codes [K, N]; ValueError for those that the product cannot multiply."""
+        return self.checked(prepare(w))
+
+    def codes(self, prepared: PackedWeights) -> QArray:
+        """Inverts `prepare`, bit for bit."""
+        return codes(prepared)
 
 
 def call(run: Run, back: Run, x: Array, packed: PackedWeights) -> Array:

@@ -16,13 +16,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
-from qwix import QArray
 
-from dovetail_quant.codes import absmax
-from dovetail_quant.layout import PackedWeights, by_blocks, split
+from dovetail_quant.codes.codes import int8_steps
+from dovetail_quant.codes.layout import PackedWeights, by_blocks, split
 from dovetail_quant.matmul import blocked, rows
 
 # The longest group: |d (q - zero)| <= 127 * 255, and 2^16 of them stay below 2^31.
@@ -32,11 +30,10 @@ _EXACT_SUM = 2.0**31 - 2.0**10
 _BASE = 254
 # XLA's CPU backend multiplies one int8 row by a vector route: 5 to 12 times slower than float32.
 _LEAST_ROWS = 2
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
-class W8A8:
+class W8A8(rows.OfPacked):
     """The product that rounds each row of x to round(x / step) step, step = max|x| / 127.
 
     With the integers q of x, |y - step q w| <= 4 eps sum |step q||w| for one group, eps of float32,
@@ -47,7 +44,7 @@ class W8A8:
     Example:
 
         >>> from dovetail_quant import Spec
-        >>> from dovetail_quant.codes import quantize
+        >>> from dovetail_quant.codes.codes import quantize
         >>> w = jax.random.normal(jax.random.key(0), (256, 64))
         >>> matmul = W8A8()
         >>> matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec()))).shape
@@ -56,13 +53,9 @@ class W8A8:
 
     act: Literal["int8"] | None = dataclasses.field(default="int8", init=False)
 
-    def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """Packs the codes [K, N]; ValueError unless they are int8 or int4."""
-        return _integers(rows.prepare(w), "w8a8")
-
-    def codes(self, prepared: PackedWeights) -> QArray:
-        """Inverts `prepare`, bit for bit."""
-        return rows.codes(prepared)
+    def checked(self, packed: PackedWeights) -> PackedWeights:
+        """Returns the weights; ValueError unless they are int8 or int4."""
+        return _integers(packed, "w8a8")
 
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
@@ -74,11 +67,11 @@ class W8A8:
             ValueError: The last axis of x is not K, codes are not integers, a group is too long, or
                 a gradient in the weights is requested.
         """
-        return rows.call(_rounded_forward, blocked.backward, x, _integers(prepared, "w8a8"))
+        return rows.call(_rounded_forward, blocked.backward, x, self.checked(prepared))
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits:
+class Digits(rows.OfPacked):
     """The product of x, in three digits, with integers: float32's accuracy at int8's speed.
 
     |y - x w| <= eps (8 sum |x||w| + 2 max|x| sum |w|) for each row of x, eps of float32, for one
@@ -88,13 +81,9 @@ class Digits:
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
-    def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """Packs the codes [K, N]; ValueError unless they are int8 or int4."""
-        return _integers(rows.prepare(w), "digits")
-
-    def codes(self, prepared: PackedWeights) -> QArray:
-        """Inverts `prepare`, bit for bit."""
-        return rows.codes(prepared)
+    def checked(self, packed: PackedWeights) -> PackedWeights:
+        """Returns the weights; ValueError unless they are int8 or int4."""
+        return _integers(packed, "digits")
 
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
@@ -104,24 +93,18 @@ class Digits:
             raise TypeError(
                 "digits hold what float32 holds, got x of dtype=float64; write matmul=Blocked()"
             )
-        return rows.call(_digits_forward, blocked.backward, x, _integers(prepared, "digits"))
+        return rows.call(_digits_forward, blocked.backward, x, self.checked(prepared))
 
 
 def rounded(x: Float[Array, "R K"]) -> tuple[Array, Array]:
     """Returns int8 round(x / step) and the float32 step [R, 1] = max|x| / 127 of each row."""
-    x = x.astype(jnp.float32)
-    # A product, which XLA makes of a division by 127 in some places and not in others.
-    step = absmax(x, axis=1, keepdims=True) * np.float32(1 / 127)
-    step = jnp.where(step < _TINY, 0.0, step)
-    return jnp.round(x / jnp.where(step == 0, 1.0, step)).astype(jnp.int8), step
+    steps, step = int8_steps(x)
+    return jnp.round(steps).astype(jnp.int8), step
 
 
 def digits(x: Float[Array, "R K"]) -> tuple[Array, Array]:
     """Returns int8 [3 R, K] (the first digits of all rows, then the second ...) and step [R, 1]."""
-    x = x.astype(jnp.float32)
-    step = absmax(x, axis=1, keepdims=True) * np.float32(1 / 127)
-    step = jnp.where(step < _TINY, 0.0, step)
-    rest, digits_ = x / jnp.where(step == 0, 1.0, step), []
+    (rest, step), digits_ = int8_steps(x), []
     for _ in range(3):
         digit = jnp.round(rest)
         rest = (rest - digit) * _BASE

@@ -5,9 +5,9 @@
 from jaxtyping import Array, Float
 from qwix import QArray
 
-from dovetail_quant import codes
-from dovetail_quant.reconstruct import Report, channel_errors, check_operands, report
-from dovetail_quant.spec import Spec
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
+from dovetail_quant.methods.reconstruct import Report, channel_errors, check_operands, report
 
 
 def absmax(w: Float[Array, "*b K N"], spec: Spec) -> QArray:

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from qwix import QArray
 
-from dovetail_quant import codes
-from dovetail_quant.reconstruct import Report, channel_errors, check_operands, report
-from dovetail_quant.record import Statistics
-from dovetail_quant.spec import Spec
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
+from dovetail_quant.methods.reconstruct import Report, channel_errors, check_operands, report
+from dovetail_quant.methods.record import Statistics
 
 # Inputs below this part of the largest count as this: beyond, s w of the others would be rounded
 # as if they were all that matters, and an input that was silent in calibration would lose all bits.
@@ -56,7 +56,8 @@ def awq(
 
     Example:
 
-        >>> from dovetail_quant import Spec, record
+        >>> from dovetail_quant import Spec
+        >>> from dovetail_quant.methods import record
         >>> x = jax.random.normal(jax.random.key(0), (512, 128))
         >>> w = jax.random.normal(jax.random.key(1), (128, 64))
         >>> stats = record.update(record.empty(128), x)

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from qwix import QArray
 
-from dovetail_quant import codes
-from dovetail_quant.reconstruct import Report, channel_errors, check_operands, report
-from dovetail_quant.spec import Spec
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
+from dovetail_quant.methods.reconstruct import Report, channel_errors, check_operands, report
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Damping grows tenfold until H factors, from 1e-6 of the mean diagonal if it was 0. A sum of

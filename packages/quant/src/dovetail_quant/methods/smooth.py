@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from qwix import QArray
 
-from dovetail_quant import codes
-from dovetail_quant.reconstruct import Report, channel_errors, check_operands, report
-from dovetail_quant.record import Statistics
-from dovetail_quant.spec import Spec
+from dovetail_quant.codes import codes
+from dovetail_quant.codes.spec import Spec
+from dovetail_quant.methods.reconstruct import Report, channel_errors, check_operands, report
+from dovetail_quant.methods.record import Statistics
 
 # Inputs (or rows of the weight) below this part of the largest are not smoothed: they hold next to
 # nothing, and their s would be a ratio of roundings.
@@ -44,7 +44,8 @@ def smooth(
 
     Example:
 
-        >>> from dovetail_quant import Spec, record
+        >>> from dovetail_quant import Spec
+        >>> from dovetail_quant.methods import record
         >>> x = jax.random.normal(jax.random.key(0), (512, 128))
         >>> w = jax.random.normal(jax.random.key(1), (128, 64))
         >>> stats = record.update(record.empty(128), x)

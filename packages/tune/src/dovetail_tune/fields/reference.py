@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from flax import nnx
 
+from dovetail_tune import _elsewhere
 from dovetail_tune.fields.digests import described, model_digests
 from dovetail_tune.fields.iterator import FieldIterator, add_fields
 from dovetail_tune.fields.records import Column, Origin, Records
@@ -18,6 +19,7 @@ from dovetail_tune.rows import row_sums
 from dovetail_tune.types import Batch, Scorer
 
 
+@_elsewhere.call
 def with_reference(
     batches: Iterable[Batch],
     model: nnx.Module,

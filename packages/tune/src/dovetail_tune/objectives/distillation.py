@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from dovetail_tune import _elsewhere
 from dovetail_tune.chunks import map_positions
 from dovetail_tune.logps import CHUNK, decoder_options, of_logits
 from dovetail_tune.losses.divergence import (
@@ -54,6 +55,7 @@ Teacher: TypeAlias = Frozen | TopK
 _Guide: TypeAlias = tuple[tuple[Array, ...], Callable[..., Array]]
 
 
+@_elsewhere.call
 def gkd(
     *,
     kind: DivergenceKind = "forward",

@@ -23,7 +23,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_tune import losses
+from dovetail_tune import _elsewhere, losses
 from dovetail_tune.chunks import map_rows, row_shards
 from dovetail_tune.losses.contrastive import (
     Distance,
@@ -44,6 +44,7 @@ Encode: TypeAlias = Callable[[Any, Batch], Array]
 _TRIPLET = 3  # rows: anchor, positive, negative
 
 
+@_elsewhere.call
 def info_nce(
     *,
     encode: Encode,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from dovetail_tune import _elsewhere
 from dovetail_tune.chunks import map_rows
 from dovetail_tune.logps import token_logps
 from dovetail_tune.losses.divergence_scores import Divergence
@@ -26,6 +27,7 @@ _PAIR = 2  # rows that the trainer keeps together
 _SFT = "sft"
 
 
+@_elsewhere.preference
 def dpo(
     *,
     beta: float = 0.1,

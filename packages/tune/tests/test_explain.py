@@ -28,7 +28,7 @@ class TestCounts:
             trained += sum(m > 0 for m in mask)
             documents += len(set(segments) - {0})
             most = max(most, len(set(segments) - {0}))
-        assert (e.rows, e.length, e.tokens, e.trained) == (7, 13, filled, trained)
+        assert (e.batch_rows, e.length, e.tokens, e.trained) == (7, 13, filled, trained)
         assert (e.documents, e.most_documents, e.empty) == (documents, most, (5,))
         assert sum(e.last_ids.values()) == documents
 
@@ -40,7 +40,7 @@ class TestCounts:
 
     def test_each_shown_id_has_the_mask_of_its_prediction(self):
         batch = rows_of(rows=6, length=13, seed=9)
-        for row in explain(batch, rows=6).shown:
+        for row in explain(batch, rows=6).rows:
             n = int((batch["segment_ids"][row.row] > 0).sum())
             ids = [i for piece in row.documents[0] for i in piece.ids]
             marks = [piece.trained for piece in row.documents[0] for _ in piece.ids]
@@ -56,7 +56,7 @@ class TestCounts:
             batch[name][0, 3:6] = values
         e = explain(batch, tokenizer=Letters())
         assert e.last_ids == {257: 2}
-        assert [len(row.documents) for row in e.shown] == [2]
+        assert [len(row.documents) for row in e.rows] == [2]
         assert str(e).splitlines()[-3:] == ["  ⟨bos⟩⟦ab⟨eos⟩⟧", "  ⟨bos⟩c⟦d⟨eos⟩⟧", "  + 3 padding"]
 
     def test_without_segment_ids_all_slots_hold_tokens(self):
@@ -97,11 +97,11 @@ class TestCounts:
         assert e.weights is None
         assert e.faults.untrained == ()
         assert "trained               none: the batch has no targets" in str(e)
-        assert f"row 2: {e.shown[2].tokens} tokens, 0 trained, group_ids 5" in str(e)
+        assert f"row 2: {e.rows[2].tokens} tokens, 0 trained, group_ids 5" in str(e)
 
     def test_no_rows(self):
         e = explain({name: x[:0] for name, x in rows_of(rows=1).items()})
-        assert (e.rows, e.tokens, e.documents, e.most_documents, e.shown) == (0, 0, 0, 0, ())
+        assert (e.batch_rows, e.tokens, e.documents, e.most_documents, e.rows) == (0, 0, 0, 0, ())
         assert "0 of 0 slots\n" in str(e)
 
 

@@ -59,7 +59,7 @@ class TestText:
     def test_ids_without_a_tokenizer(self):
         batch = batch_of(row_of("abc", "00101", length=5))
         assert str(explain(batch)).endswith("  256 97 ⟦98⟧ 99 ⟦257⟧\n  + 1 padding")
-        assert explain(batch).shown[0].documents[0][0].text is None
+        assert explain(batch).rows[0].documents[0][0].text is None
 
     def test_a_character_over_several_ids_stays_whole_unless_the_mask_splits_it(self):
         whole = batch_of(row_of("a漢字", "00111111" + "1", length=9))
@@ -85,7 +85,7 @@ class TestText:
     def test_special_ids_in_a_row(self):
         batch = batch_of(row_of("ab", "0111", length=4))
         batch["tokens"][0, 1] = batch["targets"][0, 0] = 256
-        (document,) = explain(batch, tokenizer=Letters()).shown[0].documents
+        (document,) = explain(batch, tokenizer=Letters()).rows[0].documents
         assert [(p.ids, p.text, p.trained, p.special) for p in document] == [
             ((256,), "bos", False, True),
             ((256,), "bos", True, True),
@@ -106,9 +106,9 @@ class TestText:
 
     def test_rows_to_show(self):
         batch = rows_of(rows=5, seed=2)
-        assert [row.row for row in explain(batch, rows=2).shown] == [0, 1]
+        assert [row.row for row in explain(batch, rows=2).rows] == [0, 1]
         assert str(explain(batch, rows=2)).endswith("\n\n+ 3 rows not shown")
-        assert len(explain(batch).shown) == 5
+        assert len(explain(batch).rows) == 5
         assert "row 0" not in str(explain(batch, rows=0))
 
     def test_a_line_names_eight_rows(self):
@@ -131,7 +131,7 @@ class TestText:
         }
         assert values["last_ids"] == {"257": 4}
         assert values["faults"]["untrained"] == [3]
-        assert values["shown"][0]["documents"][0][-2:] == [
+        assert values["rows"][0]["documents"][0][-2:] == [
             {"ids": [52], "text": "4", "trained": True, "special": False},
             {"ids": [257], "text": "eos", "trained": True, "special": True},
         ]

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from dovetail_tune import _elsewhere
 from dovetail_tune.logps import token_logps
 from dovetail_tune.losses.divergence_scores import power_score
 from dovetail_tune.losses.odds import odds_ratio
@@ -28,6 +29,7 @@ _NLL = ("answer", "row")
 _CPO_KINDS = ("sigmoid", "hinge", "ipo")
 
 
+@_elsewhere.reference_free
 def orpo(
     *, beta: float = 0.1, nll: Literal["answer", "row"] = "answer", scorer: Scorer = token_logps
 ) -> Loss:
@@ -63,6 +65,7 @@ def orpo(
     return grouped(loss, rows=_PAIR)
 
 
+@_elsewhere.reference_free
 def simpo(
     *, beta: float = 2.0, gamma: float = 1.0, alpha: float = 0.0, scorer: Scorer = token_logps
 ) -> Loss:
@@ -96,6 +99,7 @@ def simpo(
     return grouped(loss, rows=_PAIR)
 
 
+@_elsewhere.reference_free
 def cpo(
     *,
     beta: float = 0.1,

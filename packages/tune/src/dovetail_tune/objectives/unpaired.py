@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
+from dovetail_tune import _elsewhere
 from dovetail_tune.chunks import map_rows
 from dovetail_tune.logps import token_logps
 from dovetail_tune.losses.unpaired import UnpairedKind, check_unpaired, unpaired
@@ -22,6 +23,7 @@ from dovetail_tune.types import Batch, Loss, Metric, Scorer, Term, grouped
 _PREFIX = "kl_"  # of the fields of with_mismatched
 
 
+@_elsewhere.preference
 def kto(
     *,
     beta: float = 0.1,

@@ -1,12 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the engine that no other test sets."""
+"""Options of the engine that no other test sets, and one manner of its methods."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from engines import decoder, engine, greedy, prompts
 
@@ -50,3 +52,25 @@ def test_events_are_plain_values_of_each_request() -> None:
     assert events
     plain = (int, float, str, bool, list, tuple, dict, type(None))
     assert all(isinstance(value, plain) for event in events for value in event.values())
+
+
+@pytest.mark.thorough
+def test_sample_takes_a_sampling_and_a_model_is_the_next_version() -> None:
+    ids = prompts(2, seed=21, longest=9)
+    sampling = Sampling(max_tokens=5, temperature=0.7, top_k=9, logprobs=2, seed=4)
+    with engine() as running:
+        found = running.sample(ids, sampling, n=2)
+        replaced = running.sample(ids, dataclasses.replace(sampling, seed=9), n=2, seed=4)
+        for i, j in np.ndindex(2, 2):
+            option = dataclasses.replace(sampling, seed=4 + 2 * i + j)
+            (alone,) = running.generate([ids[i]], option)
+            assert alone.tokens.tolist() == found[i][j].tokens.tolist()
+            assert found[i][j].top is not None
+            assert replaced[i][j].tokens.tolist() == found[i][j].tokens.tolist()
+        (drawn,) = running.sample(ids[:1], n=2, max_tokens=3)  # without any seed
+        assert drawn[0].seed != drawn[1].seed
+        for version in (1, 2):
+            running.update_weights(decoder(seed=version))
+            (after,) = running.generate(ids[:1], GREEDY)
+            assert after.version == version
+            assert after.tokens.tolist() == greedy(decoder(seed=version), ids[0], 12)

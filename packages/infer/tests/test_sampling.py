@@ -152,5 +152,5 @@ def test_bad_values_are_refused_by_name(name: str, value: object, message: str) 
 def test_nothing_can_be_changed_and_everything_is_named() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Sampling().top_k = 3  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match="Name them: max_tokens"):
         Sampling(3)  # pyright: ignore[reportCallIssue]

@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail_serve import IntegrityError, Tensor, export, verify
 from dovetail_serve._safetensors import read_header
-from dovetail_serve.manifest import MANIFEST, SUMS
+from dovetail_serve.bundle.manifest import MANIFEST, SUMS
 from measure import report
 
 FLIPS = 1000

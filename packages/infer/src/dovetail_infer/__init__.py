@@ -20,8 +20,11 @@ planning. `dovetail_infer.testing.check_decoder` checks a decoder of your own.
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from dovetail_infer import reference
+from dovetail_infer._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_infer._suggestions import public_names as _public_names
 from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
 from dovetail_infer.engine import Engine
 from dovetail_infer.run.stream import Stream
@@ -50,3 +53,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-infer")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "schedule", "testing", **_ELSEWHERE)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import DTypeLike, Float32
 
-from dovetail_infer import reference
+from dovetail_infer import _elsewhere, reference
 from dovetail_infer.completion import Completion
 from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt
@@ -36,6 +36,7 @@ DEFAULT_LENGTH = 4096
 Event = dict[str, Any]
 
 
+@_elsewhere.engine
 class Engine:
     """Samples from a decoder, for many requests at once.
 
@@ -156,6 +157,7 @@ class Engine:
         """Compiles every program, so that no request waits for one. Returns them."""
         return self._loop.call(self._executor.compile)
 
+    @_elsewhere.generate
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
     ) -> list[Completion]:
@@ -175,53 +177,62 @@ class Engine:
         ids = self._submission.prompts(prompts)
         return self._submission.run(ids, self._submission.options(sampling, len(ids)))
 
+    @_elsewhere.sample
     def sample(
         self,
         prompts: Sequence[Prompt],
+        sampling: Sampling | None = None,
         *,
         n: int,
-        max_tokens: int,
-        temperature: float = 1.0,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
         top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        stop_token_ids: Sequence[int] = (),
-        kept: bool = False,
-        seed: int,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        kept: bool | None = None,
+        seed: int | None = None,
     ) -> list[list[Completion]]:
         """Draws n completions of each prompt, for reinforcement learning.
 
         Args:
             prompts: Texts or token ids.
+            sampling: Options of all. Default: `Sampling()`.
             n: Completions of each prompt. They share the pages of the prompt.
-            max_tokens: See `Sampling`, here and below.
+            max_tokens: Replaces that of `sampling`, here and below. None: that of `sampling`.
             temperature: Divides the logits.
             top_k: Keeps the k largest logits.
             top_p: Keeps the most likely tokens.
             min_p: Keeps tokens by their likelihood.
             stop_token_ids: Ids that end a completion.
             kept: Return the ids that the filters kept.
-            seed: Completion j of prompt i is that of `Sampling(seed=seed + i * n + j)`.
+            seed: Completion j of prompt i is that of `Sampling(seed=seed + i * n + j)`. None here
+                and in `sampling`: a new seed for each completion.
 
         Returns:
             The n completions of each prompt.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, got n={n}. Use n=1 for one completion each.")
-        plain = Sampling(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            stop_token_ids=stop_token_ids,
-            kept=kept,
-            seed=seed,
+        given = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "stop_token_ids": stop_token_ids,
+            "kept": kept,
+            "seed": seed,
+        }
+        plain = dataclasses.replace(
+            self._submission.option(sampling), **{k: v for k, v in given.items() if v is not None}
         )
         self._submission.check(plain)
         ids = [ids for ids in self._submission.prompts(prompts) for _ in range(n)]
-        seeds = [(seed + i) % MAX_SEED for i in range(len(ids))]
-        options = [dataclasses.replace(plain, seed=s) for s in seeds]
+        options = [plain] * len(ids)
+        if plain.seed is not None:
+            seeds = [(plain.seed + i) % MAX_SEED for i in range(len(ids))]
+            options = [dataclasses.replace(plain, seed=s) for s in seeds]
         flat = self._submission.run(ids, options)
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
@@ -255,6 +266,7 @@ class Engine:
                 )
         return [c.prompt_logprobs for c in completions if c.prompt_logprobs is not None]
 
+    @_elsewhere.stream
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Stream:
         """Returns a stream of one completion. The request begins with its block.
 
@@ -265,19 +277,20 @@ class Engine:
             sampling: Options. Default: `Sampling()`.
         """
         (ids,) = self._submission.prompts([prompt])
-        (option,) = self._submission.options(sampling, 1)
+        option = self._submission.option(sampling)
         return self._submission.stream(ids, option, engine=self)
 
-    def update_weights(self, params: Any, *, version: int) -> None:
+    @_elsewhere.update_weights
+    def update_weights(self, params: Any, *, version: int | None = None) -> None:
         """Replaces weights between two steps.
 
         The arrays are copied, so a training step may donate them afterwards. Cached prefixes are
         forgotten. Running requests go on with the new weights from the tokens that they have.
 
         Args:
-            params: An `nnx.State`, nested dicts, or a dict by dotted names: all parameters or a
-                part, such as LoRA adapters or the leaves of quantized weights.
-            version: A number above that of the present weights, which begin with 0.
+            params: A model, an `nnx.State`, nested dicts, or a dict by dotted names: all parameters
+                or a part, such as LoRA adapters or the leaves of quantized weights.
+            version: A number above that of the present weights, which begin with 0. None: the next.
 
         Raises:
             ValueError: A name, shape or version is wrong. The weights are unchanged then.

@@ -10,12 +10,15 @@ import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from dovetail_infer import _elsewhere
+
 MAX_SEED = 2**64
 # The device computes in float32, and processors take what is below its least normal number for 0.
 _LEAST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 Rule = Callable[[Any, Any], Any]
 
 
+@_elsewhere.sampling
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Options of a request. The defaults are those of OpenAI's API and vLLM.

@@ -219,8 +219,14 @@ def test_arguments_of_the_engine(option: Any, error: type[Exception], words: Any
 @pytest.mark.usefixtures("unchecked")
 def test_options_of_another_type(running: Engine) -> None:
     wrong: Any = {"max_tokens": 3}
-    with pytest.raises(TypeError, match=r"a Sampling or one for each.*max_tokens.*Use Sampling\("):
+    with pytest.raises(TypeError, match=r"must be a Sampling.*max_tokens.*Use Sampling\("):
         running.generate([[1]], wrong)
+    several: Any = [GREEDY, GREEDY]
+    for call in (lambda: running.sample([[1]], several, n=2), lambda: running.stream([1], several)):
+        with pytest.raises(
+            TypeError, match=r"must be a Sampling, got sampling=\[Sam.*Use Sampling"
+        ):
+            call()
     with pytest.raises(ValueError, match=r"n must be at least 1, got n=0\. Use n=1"):
         running.sample([[1]], n=0, max_tokens=1, seed=0)
     with pytest.raises(ValueError, match=r"at least two tokens.*got 1 in prompts\[0\]\. Leave it"):

@@ -52,7 +52,7 @@ def test_simulate_prints_a_table_or_one_object(trace, capsys):
 
 
 def test_too_few_pages_fail_with_the_options_to_change(trace, capsys):
-    assert main(["simulate", trace, "--pages", "7", *SIZES]) == 1
+    assert main(["simulate", trace, "--pages", "7", *SIZES]) == 2
     error = capsys.readouterr().err
     assert "--length 32, got --pages 7 with no --window; pass --pages 8 or more" in error
 
@@ -93,8 +93,8 @@ def test_a_wrong_command_line_has_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as error:
         main(arguments)
     assert error.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    assert "help: python -m dovetail_infer.schedule" in capsys.readouterr().err
 
 
 def test_a_missing_file_fails(tmp_path):
-    assert main(["replay", str(tmp_path / "none")]) == 1
+    assert main(["replay", str(tmp_path / "none")]) == 2

@@ -21,7 +21,13 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from dovetail_serve._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_serve._suggestions import public_names as _public_names
+from dovetail_serve.bundle.folder import Report
+from dovetail_serve.bundle.golden import Comparison, SelfTest
+from dovetail_serve.bundle.manifest import Manifest
 from dovetail_serve.errors import (
     BundleError,
     DeadlineExceeded,
@@ -36,13 +42,10 @@ from dovetail_serve.errors import (
 )
 from dovetail_serve.exporting.bundle import Bundle
 from dovetail_serve.exporting.export import export
-from dovetail_serve.folder import Report
-from dovetail_serve.golden import Comparison, SelfTest
 from dovetail_serve.loading.costs import measure_costs
 from dovetail_serve.loading.model import Model, load, verify
 from dovetail_serve.loading.precompile import Precompiled, precompile
 from dovetail_serve.loading.sizes import propose_sizes
-from dovetail_serve.manifest import Manifest
 from dovetail_serve.serving.answer import Answer, Timing
 from dovetail_serve.serving.options import Batching
 from dovetail_serve.serving.server import Metadata, Server, VersionState
@@ -92,3 +95,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-serve")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "http", "testing", **_ELSEWHERE)

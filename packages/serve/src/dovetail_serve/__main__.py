@@ -4,6 +4,6 @@
 
 import sys
 
-from dovetail_serve.cli import main
+from dovetail_serve.command.cli import main
 
 sys.exit(main())

@@ -187,8 +187,9 @@ class Steps:
             self._asleep = False
         self._paused = False
 
-    def update_weights(self, params: Any, *, version: int) -> None:
+    def update_weights(self, params: Any, *, version: int | None = None) -> None:
         """Replaces the weights. Running requests are computed again from their tokens."""
+        version = self.version + 1 if version is None else version
         if isinstance(version, bool) or not isinstance(version, numbers.Integral):
             raise TypeError(f"version must be an integer, got version={version!r}. Count updates.")
         if version > MAX_VERSION:

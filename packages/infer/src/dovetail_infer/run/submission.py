@@ -95,23 +95,28 @@ class Submission:
 
     def options(self, sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
         """Returns the options of each of `count` prompts."""
-        if sampling is None or isinstance(sampling, Sampling):
-            options = [sampling or Sampling()] * count
-        else:
-            options = list(sampling)
+        if not isinstance(sampling, Sequence):
+            return [self.option(sampling)] * count
+        options = list(sampling)
         if len(options) != count:
             raise ValueError(
                 f"sampling must be one Sampling or one for each prompt, got {len(options)} for "
                 f"{count} prompts. Pass a list of {count}."
             )
         for option in {id(option): option for option in options}.values():
-            if not isinstance(option, Sampling):
-                raise TypeError(
-                    f"sampling must be a Sampling or one for each prompt, got {option!r}. Use "
-                    "Sampling(max_tokens=64), for example."
-                )
-            self.check(option)
+            self.option(option)
         return options
+
+    def option(self, sampling: Sampling | None) -> Sampling:
+        """Returns the options of a request, or those of all prompts of a call."""
+        option = Sampling() if sampling is None else sampling
+        if not isinstance(option, Sampling):
+            raise TypeError(
+                f"sampling must be a Sampling, got sampling={sampling!r:.100}. Use "
+                "Sampling(max_tokens=64), for example."
+            )
+        self.check(option)
+        return option
 
     def check(self, sampling: Sampling) -> None:
         """Refuses options that this engine does not have."""

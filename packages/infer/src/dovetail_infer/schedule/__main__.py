@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dovetail_infer import _command
-from dovetail_infer._command import Frame, Parser, add_json
+from dovetail_infer._command import Parser, add_json, answering
 from dovetail_infer.schedule.plan import Group, Limits
 from dovetail_infer.schedule.replay import replay
 from dovetail_infer.schedule.simulate import Arrival, Linear, simulate
@@ -28,11 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     _command.add_action(actions, "simulate", _simulate)
     _command.add_action(actions, "replay", _replay)
-    args = parser.parse(sys.argv[1:] if argv is None else argv)
-    frame = Frame(args, name="")
-    with frame:
+    args = parser.parse(argv)
+    with answering(args):
         args.run(args)
-    return frame.code
+    return args.code
 
 
 def _simulate(parser: Parser) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 
 def dotted_leaves(tree: Any) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def updated(parameters: dict[str, Any], params: Any) -> dict[str, Any]:
 
     Args:
         parameters: Parameters by name, on devices or as NumPy arrays. They do not change.
-        params: New values of all or some: an `nnx.State`, nested mappings, or a flat mapping of
-            dotted names.
+        params: New values of all or some: a model, an `nnx.State`, nested mappings, or a
+            flat mapping of dotted names.
 
     Returns:
         The new arrays by name.
@@ -49,7 +50,7 @@ def updated(parameters: dict[str, Any], params: Any) -> dict[str, Any]:
     Raises:
         ValueError: A name is unknown, a shape differs, or a value cannot be cast.
     """
-    values = dotted_leaves(params)
+    values = dotted_leaves(nnx.state(params) if isinstance(params, nnx.Module) else params)
     for name, value in values.items():
         _check(parameters, name, value)
     return {name: _copy(value, parameters[name]) for name, value in values.items()}

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail_serve.digest import digest, file_digest
-from dovetail_serve.manifest import ASSETS, FileEntry
+from dovetail_serve.bundle.digest import digest, file_digest
+from dovetail_serve.bundle.manifest import ASSETS, FileEntry
 from dovetail_serve.types import check_name
 
 

@@ -17,14 +17,10 @@ import numpy as np
 from dovetail_serve._compat import platform_of
 from dovetail_serve._durable import new_directory
 from dovetail_serve._patterns import select
-from dovetail_serve.arrays import Written, stored, write_arrays
-from dovetail_serve.digest import array_digest, digest, on_all_cores
-from dovetail_serve.exporting.assets import Asset, write_assets
-from dovetail_serve.exporting.sharding import mesh_of, specs_of
-from dovetail_serve.exporting.sharing import link_equal
-from dovetail_serve.exporting.trace import Traced
-from dovetail_serve.folder import check_size, checksums
-from dovetail_serve.manifest import (
+from dovetail_serve.bundle.arrays import Written, stored, write_arrays
+from dovetail_serve.bundle.digest import array_digest, digest, on_all_cores
+from dovetail_serve.bundle.folder import check_size, checksums
+from dovetail_serve.bundle.manifest import (
     GOLDEN,
     MANIFEST,
     PROGRAMS,
@@ -37,7 +33,11 @@ from dovetail_serve.manifest import (
     Mesh,
     read_manifest,
 )
-from dovetail_serve.tree import Flat
+from dovetail_serve.bundle.tree import Flat
+from dovetail_serve.exporting.assets import Asset, write_assets
+from dovetail_serve.exporting.sharding import mesh_of, specs_of
+from dovetail_serve.exporting.sharing import link_equal
+from dovetail_serve.exporting.trace import Traced
 from dovetail_serve.types import HostFunction, Platform, Signature
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dovetail_serve import _elsewhere
+from dovetail_serve.bundle.tree import Flat, flatten
 from dovetail_serve.exporting.assets import read_assets
 from dovetail_serve.exporting.bundle import Bundle, host_digests
 from dovetail_serve.exporting.example import check_example, run_example
@@ -32,10 +34,10 @@ from dovetail_serve.exporting.rows import check_rows
 from dovetail_serve.exporting.runner import Runner
 from dovetail_serve.exporting.sharding import context_of
 from dovetail_serve.exporting.trace import Flow, trace
-from dovetail_serve.tree import Flat, flatten
 from dovetail_serve.types import Array, HostFunction, Platform, Signature, Tensor
 
 
+@_elsewhere.export
 def export(
     fn: Callable[..., Mapping[str, Any]],
     params: Any,

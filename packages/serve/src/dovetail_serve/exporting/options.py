@@ -13,7 +13,7 @@ import numpy as np
 from jax import export as jax_export
 
 from dovetail_serve._patterns import select
-from dovetail_serve.arrays import stored_dtype
+from dovetail_serve.bundle.arrays import stored_dtype
 from dovetail_serve.types import (
     BYTES,
     HostFunction,

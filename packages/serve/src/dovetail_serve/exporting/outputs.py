@@ -13,8 +13,8 @@ import numpy as np
 from jax import export as jax_export
 
 from dovetail_serve._patterns import few, name_of
-from dovetail_serve.manifest import SYMBOLIC
-from dovetail_serve.tree import SINGLE
+from dovetail_serve.bundle.manifest import SYMBOLIC
+from dovetail_serve.bundle.tree import SINGLE
 from dovetail_serve.types import BATCH, Tensor, check_name
 
 

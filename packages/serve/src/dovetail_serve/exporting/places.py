@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
+from dovetail_serve.bundle.golden import Comparison, compare
+from dovetail_serve.bundle.rounding import Arrays, explained, is_inexact
 from dovetail_serve.exporting.runner import Run, Runner
-from dovetail_serve.golden import Comparison, compare
-from dovetail_serve.rounding import Arrays, explained, is_inexact
 
 # Rows that are compared between sizes. Size 1 has a run for each of them.
 _ROWS = 4

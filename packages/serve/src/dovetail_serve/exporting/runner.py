@@ -14,12 +14,12 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from dovetail_serve.arrays import converted
+from dovetail_serve.bundle.arrays import converted
+from dovetail_serve.bundle.rounding import has_rounding, nudged
 from dovetail_serve.exporting.jaxpr import captures_floats, coarsest
 from dovetail_serve.exporting.limits import LIMIT_S, OvertimeError, limited, wait_for
 from dovetail_serve.exporting.sharding import check_packed, mesh_of, on_mesh, replicated
 from dovetail_serve.exporting.trace import Flow
-from dovetail_serve.rounding import has_rounding, nudged
 from dovetail_serve.types import Platform
 
 # Runs the function on this machine: inputs to outputs, as many rows as it is given.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_serve.arrays import SUB_BYTE
+from dovetail_serve.bundle.arrays import SUB_BYTE
 from dovetail_serve.context import without_mesh
 
 

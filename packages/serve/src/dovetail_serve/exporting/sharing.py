@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail_serve.arrays import Leaf, Written, create_read_only, encode_header, stored
-from dovetail_serve.digest import array_digest, digest, file_digest, on_all_cores
+from dovetail_serve.bundle.arrays import Leaf, Written, create_read_only, encode_header, stored
+from dovetail_serve.bundle.digest import array_digest, digest, file_digest, on_all_cores
+from dovetail_serve.bundle.folder import open_bundle
+from dovetail_serve.bundle.manifest import WEIGHTS, Manifest
 from dovetail_serve.errors import BundleError
-from dovetail_serve.folder import open_bundle
-from dovetail_serve.manifest import WEIGHTS, Manifest
 
 _log = logging.getLogger(__name__)
 

@@ -25,14 +25,14 @@ from jax import export as jax_export
 from jax.sharding import AbstractMesh
 
 from dovetail_serve._compat import AbstractDevice
-from dovetail_serve.arrays import converted
+from dovetail_serve.bundle.arrays import converted
+from dovetail_serve.bundle.manifest import PROGRAMS, SYMBOLIC, Program
 from dovetail_serve.exporting.frames import place_of
 from dovetail_serve.exporting.jaxpr import check_jaxpr
 from dovetail_serve.exporting.limits import LIMIT_S, limited
 from dovetail_serve.exporting.outputs import check_equal, outputs_of
 from dovetail_serve.exporting.refusals import check_targets, custom_call_refusal, symbolic_refusal
 from dovetail_serve.exporting.sharding import check_devices, mesh_of, on_mesh, replicated
-from dovetail_serve.manifest import PROGRAMS, SYMBOLIC, Program
 from dovetail_serve.types import BATCH, Platform, Tensor
 
 # The exported function: (weights, inputs) to outputs, arrays by name each.

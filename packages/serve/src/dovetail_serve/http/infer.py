@@ -8,13 +8,13 @@ import re
 import time
 from typing import NamedTuple
 
-from dovetail_serve.garbage import collection_off
 from dovetail_serve.http.admission import Admission
 from dovetail_serve.http.exchange import Disconnected, Exchange, Headers, json_length
 from dovetail_serve.http.messages import InferRequest, build, check_outputs, parse
 from dovetail_serve.http.stages import Stages, server_timing
 from dovetail_serve.http.watch import Watches
 from dovetail_serve.serving.answer import Answer
+from dovetail_serve.serving.garbage import collection_off
 from dovetail_serve.serving.server import Server
 
 _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")

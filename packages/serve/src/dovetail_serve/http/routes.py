@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from dovetail_serve import documents
 from dovetail_serve.errors import BundleError, RequestError
 from dovetail_serve.http.exchange import Exchange, internal_error
 from dovetail_serve.http.metrics import CONTENT_TYPE, exposition
 from dovetail_serve.http.stages import Stages
 from dovetail_serve.http.status import status_document
+from dovetail_serve.serving import documents
 from dovetail_serve.serving.server import Server
 
 # A control request names a model and little else.

@@ -5,9 +5,9 @@
 import time
 from typing import Any
 
-from dovetail_serve.documents import server_metadata, version_state, version_statistics
 from dovetail_serve.http.metrics import stage_seconds
 from dovetail_serve.http.stages import Stages, StageTimes
+from dovetail_serve.serving.documents import server_metadata, version_state, version_statistics
 from dovetail_serve.serving.server import Server, VersionState
 
 

@@ -38,9 +38,9 @@ import numpy as np
 from dovetail_serve._compat import deserialize_and_load, platform_of
 from dovetail_serve._decode import decode
 from dovetail_serve._safetensors import parse_json
-from dovetail_serve.digest import digest
-from dovetail_serve.folder import Folder
-from dovetail_serve.manifest import Manifest
+from dovetail_serve.bundle.digest import digest
+from dovetail_serve.bundle.folder import Folder
+from dovetail_serve.bundle.manifest import Manifest
 
 INDEX = "index.json"
 SCHEMA = 1

@@ -10,9 +10,11 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 
+from dovetail_serve import _elsewhere
 from dovetail_serve._compat import platform_of
-from dovetail_serve.folder import Folder, Report, open_bundle, verify_folder
-from dovetail_serve.golden import SelfTest
+from dovetail_serve.bundle.folder import Folder, Report, open_bundle, verify_folder
+from dovetail_serve.bundle.golden import SelfTest
+from dovetail_serve.bundle.manifest import GOLDEN, Manifest
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.call import call_rows, read_only
 from dovetail_serve.loading.check import check_inputs, check_results, given_function
@@ -28,12 +30,12 @@ from dovetail_serve.loading.weights import (
     unconverted,
     verify_weights,
 )
-from dovetail_serve.manifest import GOLDEN, Manifest
 from dovetail_serve.types import Array, HostCall, Signature
 
 Verify = Literal["full", "files", "none"]
 
 
+@_elsewhere.call
 def verify(path: str | os.PathLike[str]) -> Report:
     """Compares every byte of a bundle with its digests.
 
@@ -51,6 +53,7 @@ def verify(path: str | os.PathLike[str]) -> Report:
     return verify_folder(open_bundle(path))
 
 
+@_elsewhere.load
 def load(
     path: str | os.PathLike[str],
     *,
@@ -91,8 +94,7 @@ def load(
     Raises:
         FileNotFoundError: There is no bundle.
         BundleError: It cannot be used here: another platform, a newer producer, too few devices.
-        IntegrityError: A byte or a result of the example differs, or the bundle was replaced
-            meanwhile.
+        IntegrityError: A byte or a result differs, or the bundle was replaced meanwhile.
         MemoryExceeded: The weights do not fit in memory.
         TypeError: `devices` is a single device.
         ValueError: A host function is missing, `devices` is empty, or `verify` is none of the
@@ -136,9 +138,7 @@ def load(
 
 
 class Model:
-    """A loaded bundle. Threads may call it at the same time.
-
-    `load` makes it.
+    """A loaded bundle, made by `load`. Threads may call it at the same time.
 
     Args:
         folder: The bundle.

@@ -23,11 +23,12 @@ from typing import Any
 
 import jax
 
+from dovetail_serve import _elsewhere
 from dovetail_serve._decode import decode
 from dovetail_serve._durable import new_directory
 from dovetail_serve._safetensors import parse_json
+from dovetail_serve.bundle.folder import Folder, open_bundle, verify_folder
 from dovetail_serve.errors import BundleError
-from dovetail_serve.folder import Folder, open_bundle, verify_folder
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.precompile_child import ChildReport
 
@@ -54,6 +55,7 @@ class Precompiled:
     load_s: float
 
 
+@_elsewhere.call
 def precompile(
     path: str | os.PathLike[str],
     *,

@@ -24,9 +24,9 @@ import jax
 import numpy as np
 
 from dovetail_serve._compat import serialize
-from dovetail_serve.digest import digest, raw
+from dovetail_serve.bundle.digest import digest, raw
+from dovetail_serve.bundle.folder import Folder, open_bundle
 from dovetail_serve.errors import BundleError
-from dovetail_serve.folder import Folder, open_bundle
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.model import Model
 from dovetail_serve.loading.without_functions import load_program

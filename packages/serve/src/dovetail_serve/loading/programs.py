@@ -15,12 +15,12 @@ from jax import export as jax_export
 from jax.sharding import Sharding
 
 from dovetail_serve._compat import Format
-from dovetail_serve.arrays import converted
+from dovetail_serve.bundle.arrays import converted
+from dovetail_serve.bundle.folder import Folder
+from dovetail_serve.bundle.manifest import SYMBOLIC, Manifest, Program
 from dovetail_serve.context import without_mesh
 from dovetail_serve.errors import BundleError
-from dovetail_serve.folder import Folder
 from dovetail_serve.loading.custom_calls import check_custom_calls
-from dovetail_serve.manifest import SYMBOLIC, Manifest, Program
 
 _log = logging.getLogger(__name__)
 

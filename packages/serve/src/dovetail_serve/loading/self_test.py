@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from dovetail_serve.bundle.folder import Folder
+from dovetail_serve.bundle.golden import PRECOMPILED, Comparison, SelfTest, compare
+from dovetail_serve.bundle.manifest import Manifest
+from dovetail_serve.bundle.rounding import Arrays, explained, nudged
 from dovetail_serve.errors import BundleError, IntegrityError
-from dovetail_serve.folder import Folder
-from dovetail_serve.golden import PRECOMPILED, Comparison, SelfTest, compare
 from dovetail_serve.loading.programs import options_of, program_of, rounding_of
-from dovetail_serve.manifest import Manifest
-from dovetail_serve.rounding import Arrays, explained, nudged
 
 Run = Callable[[Arrays, int | None], Arrays]
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_serve.golden import Comparison
+from dovetail_serve.bundle.golden import Comparison
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 import jax
 
 from dovetail_serve._command import DONE
-from dovetail_serve._log_lines import LineFormatter
+from dovetail_serve.command.log_lines import LineFormatter
 from dovetail_serve.loading.model import Verify
 from dovetail_serve.serving.options import Batching
 from dovetail_serve.serving.scan import directories, has_manifest
@@ -47,7 +47,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """
     add = parser.add_argument
     add("path", metavar="PATH", help="repository: a bundle is PATH/NAME/VERSION")
-    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (127.0.0.1)")
     add("--http", type=int, default=8000, metavar="PORT", help="port of HTTP; 0: a free one (8000)")
     add("--grpc", type=int, metavar="PORT", help="port of gRPC (no gRPC)")
     _declare_models(parser)
@@ -144,7 +144,8 @@ def check_repository(path: Path) -> None:
     if not path.is_dir():
         raise FileNotFoundError(
             f"a repository is a directory with a bundle at NAME/VERSION, got PATH={str(path)!r}, "
-            "which is none; save a bundle to PATH/NAME/1 first"
+            f"which {'is a file' if path.exists() else 'does not exist'}; write a bundle to it by "
+            "dovetail bundle export RUN --out PATH/NAME/1, or by Bundle.save"
         )
     if has_manifest(path):
         raise ValueError(
@@ -237,7 +238,7 @@ def _imported(module: str, given: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # of an import within the module
-        raise ModuleNotFoundError(
+        raise ValueError(
             f"--function must name a module that Python can import, got {given}: {error}; start "
             f"the server in the directory with {error.name}, or set PYTHONPATH to it"
         ) from error

@@ -18,10 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from dovetail_serve._safetensors import FormatError
-from dovetail_serve.arrays import Place, map_arrays, places, read_array, unstored
-from dovetail_serve.digest import array_digest, digest, file_digest, on_all_cores, range_digest
-from dovetail_serve.errors import BundleError, IntegrityError
-from dovetail_serve.manifest import (
+from dovetail_serve.bundle.arrays import Place, map_arrays, places, read_array, unstored
+from dovetail_serve.bundle.digest import (
+    array_digest,
+    digest,
+    file_digest,
+    on_all_cores,
+    range_digest,
+)
+from dovetail_serve.bundle.manifest import (
     ASSETS,
     GOLDEN,
     MANIFEST,
@@ -31,7 +36,8 @@ from dovetail_serve.manifest import (
     Manifest,
     read_manifest,
 )
-from dovetail_serve.strays import stray
+from dovetail_serve.bundle.strays import stray
+from dovetail_serve.errors import BundleError, IntegrityError
 
 _log = logging.getLogger("dovetail_serve")
 # Larger manifests are refused unread. An array takes 230 bytes, 300 if it is sharded, so this holds
@@ -55,6 +61,12 @@ class Report:
     files: int
     arrays: int
     bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.files} files with {self.arrays} arrays, {self.bytes:,} bytes, are as they were "
+            f"written\n  {self.digest}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,11 +281,13 @@ def verify_folder(folder: Folder, *, without: Collection[str] = ()) -> Report:
                 else _differs(region.array)
             )
             raise _damaged(folder.path, region.file, reason, region.array)
+    own = (MANIFEST, SUMS)
     return Report(
         digest=folder.digest,
-        files=len(folder.manifest.files) + 2,
+        files=len(folder.manifest.files) + len(own),
         arrays=hashed,
-        bytes=sum(entry.bytes for entry in folder.manifest.files.values()),
+        bytes=sum((folder.path / name).stat().st_size for name in own)
+        + sum(entry.bytes for entry in folder.manifest.files.values()),
     )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from dovetail_serve import _safetensors
 from dovetail_serve._safetensors import ALIGN_BYTES
-from dovetail_serve.digest import digest, raw
+from dovetail_serve.bundle.digest import digest, raw
 from dovetail_serve.types import Array
 
 FORMAT_NAMES = {

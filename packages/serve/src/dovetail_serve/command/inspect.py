@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail_serve._command import DONE, add_json, printable
-from dovetail_serve.folder import Folder, open_bundle
-from dovetail_serve.manifest import Manifest
+from dovetail_serve.bundle.folder import Folder, open_bundle
+from dovetail_serve.bundle.manifest import Manifest
 from dovetail_serve.types import HostFunction, Platform, Tensor
 
 WORDS = {"path": "PATH"}

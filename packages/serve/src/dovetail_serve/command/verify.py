@@ -8,10 +8,10 @@ import json
 import sys
 from typing import Any
 
-from dovetail_serve._command import DONE, FAILED, REFUSED, add_json, as_typed, printable
+from dovetail_serve._command import DONE, add_json, exit_code_of, printable
+from dovetail_serve.bundle.folder import Report, open_bundle, verify_folder
+from dovetail_serve.bundle.golden import SelfTest
 from dovetail_serve.errors import BundleError
-from dovetail_serve.folder import Report, open_bundle, verify_folder
-from dovetail_serve.golden import SelfTest
 from dovetail_serve.loading.without_functions import load_program
 
 WORDS = {"path": "PATH"}
@@ -34,7 +34,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> tuple[int, str]:
     """Returns the exit code and the reports of all bundles; errors go to standard error.
 
-    The code is 3 if a bundle is damaged or refused, else 1 if one cannot be read.
+    The code is 3 if a bundle is damaged or refused, else 2 or 1 if one cannot be read.
     """
     reports, code = [], DONE
     for path in args.paths:
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> tuple[int, str]:
         except (BundleError, OSError) as error:
             if "debug" in args:
                 raise
-            code = max(code, REFUSED if isinstance(error, BundleError) else FAILED)
-            report = {"path": path, "error": as_typed(str(error), args.parser)}
-            sys.stderr.write(f"error: {report['error']}\n")
+            code = max(code, exit_code_of(error))
+            report = {"path": path, "error": args.parser.as_typed(str(error))}
+            sys.stderr.write(f"{args.parser.prefix}error: {report['error']}\n")
         reports.append(report)
     if args.json:
         return code, json.dumps({"bundles": reports}, indent=2)

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from dovetail_serve.bundle.manifest import GOLDEN
 from dovetail_serve.errors import IntegrityError
-from dovetail_serve.manifest import GOLDEN
 
 # Tolerances on the platform that computed the stored results. They allow sums in another order:
 # about 1,000 epsilons of float32, 4 of bfloat16, which intermediate results may have too.

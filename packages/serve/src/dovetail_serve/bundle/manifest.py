@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from dovetail_serve._decode import DecodeError, at, decode, shortened
 from dovetail_serve._safetensors import FormatError, parse_json
-from dovetail_serve.arrays import DTYPES
+from dovetail_serve.bundle.arrays import DTYPES
 from dovetail_serve.errors import BundleError
 from dovetail_serve.types import (
     BYTES,

@@ -7,11 +7,13 @@ standard error.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from dovetail_serve import _cli_inspect, _cli_precompile, _cli_serve, _cli_verify
-from dovetail_serve._command import Frame, Parser, add_action
+from dovetail_serve._command import Parser, add_action, answering
+from dovetail_serve.command import inspect as _cli_inspect
+from dovetail_serve.command import precompile as _cli_precompile
+from dovetail_serve.command import serve as _cli_serve
+from dovetail_serve.command import verify as _cli_verify
 
 __all__ = ["ACTIONS", "add_arguments", "main", "run"]
 
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Verify, inspect and precompile bundles; serve a repository of them.",
     )
     add_arguments(parser)
-    args = parser.parse(sys.argv[1:] if argv is None else argv)
-    with Frame(args, name="") as frame:
-        frame.code = run(args)
-    return frame.code
+    args = parser.parse(argv)
+    with answering(args):
+        args.code = run(args)
+    return args.code

@@ -11,7 +11,8 @@ import pytest
 # Before the first import of the package, so that every annotation of it is checked.
 jaxtyping.install_import_hook("dovetail_serve", "beartype.beartype")
 
-from dovetail_serve import Tensor, cli, export  # noqa: E402
+from dovetail_serve import Tensor, export  # noqa: E402
+from dovetail_serve.command import cli  # noqa: E402
 from dovetail_serve.testing import save_mlp  # noqa: E402
 
 

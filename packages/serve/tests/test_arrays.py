@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dovetail_serve import arrays as module
 from dovetail_serve._safetensors import FormatError, read_header
-from dovetail_serve.arrays import (
+from dovetail_serve.bundle import arrays as module
+from dovetail_serve.bundle.arrays import (
     FORMAT_NAMES,
     MAX_HEADER_BYTES,
     STORED_AS,

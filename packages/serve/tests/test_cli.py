@@ -4,7 +4,7 @@
 
 import pytest
 
-from dovetail_serve import cli
+from dovetail_serve.command import cli
 
 
 @pytest.mark.thorough

@@ -131,5 +131,5 @@ def test_inspect_prints_no_control_characters(command, tmp_path):
 def test_inspect_reads_no_array(command, damaged, tmp_path):
     assert command("inspect", damaged(tmp_path / "bad"))[0] == 0
     code, _, err = command("inspect", "absent")
-    assert code == 1
+    assert code == 2
     assert "a bundle must have a manifest.json, and 'absent' has none" in err

@@ -23,7 +23,8 @@ import jax
 import numpy as np
 import pytest
 
-from dovetail_serve import HostFunction, Tensor, _cli_serve, export
+from dovetail_serve import HostFunction, Tensor, export
+from dovetail_serve.command import serve as _cli_serve
 from dovetail_serve.testing import save_mlp
 
 TOKEN = "a-token-of-the-test"
@@ -214,7 +215,7 @@ def fetch(url, body=None, token=TOKEN):
         (["repo", "--http", "70000"], ["from 0 to 65535, got --http 70000; write --http 0"]),
         (["repo", "--grpc", "-1"], ["from 0 to 65535, got --grpc -1; write --grpc 0"]),
         (["repo", "--grace", "-1"], ["seconds from 0, got --grace -1.0; write --grace 30"]),
-        (["repo", "--token-file", "absent"], ["No such file or directory: 'absent'"]),
+        (["repo", "--token-file", "absent"], ["a path must exist, got 'absent'"]),
     ],
 )
 def test_serve_refuses_in_the_words_of_the_command(command, here, argv, parts):
@@ -222,7 +223,7 @@ def test_serve_refuses_in_the_words_of_the_command(command, here, argv, parts):
         (here / name).write_text(text)
     # An address of no machine: a server that is not refused fails too, and with another message.
     code, out, err = command("serve", "--host", "192.0.2.1", *argv)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     message = err.splitlines()[0]
     for part in parts:
         assert part in message
@@ -232,7 +233,7 @@ def test_a_hugging_face_directory_is_answered_by_one_sentence(command, tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     code, _, err = command("serve", str(tmp_path))
-    assert code == 1
+    assert code == 2
     assert (
         "the server of language models does not exist yet: export an encoder with dovetail bund"
         in err

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_serve.digest import array_digest, digest, file_digest, on_all_cores, raw
+from dovetail_serve.bundle.digest import array_digest, digest, file_digest, on_all_cores, raw
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int4", "bfloat16", "bool", "complex64"])

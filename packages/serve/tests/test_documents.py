@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents of a model with a batch axis, without one, and with texts; its statistics."""
 
-from dovetail_serve.documents import (
+from dovetail_serve.serving.documents import (
     inference_statistics,
     model_config,
     model_metadata,

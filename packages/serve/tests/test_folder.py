@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from dovetail_serve import _safetensors
+from dovetail_serve.bundle.folder import MAX_MANIFEST_BYTES, open_bundle, verify_folder
+from dovetail_serve.bundle.manifest import GOLDEN, MANIFEST, SUMS, WEIGHTS
 from dovetail_serve.errors import BundleError, IntegrityError
 from dovetail_serve.exporting.export import export
-from dovetail_serve.folder import MAX_MANIFEST_BYTES, open_bundle, verify_folder
-from dovetail_serve.manifest import GOLDEN, MANIFEST, SUMS, WEIGHTS
 from dovetail_serve.types import Tensor
 
 PROGRAM, ASSET = "programs/cpu.1.stablehlo", "assets/labels.txt"
@@ -79,9 +79,11 @@ def test_an_intact_bundle_is_counted(saved):
     assert report.digest == f"sha256:{hashlib.sha256(text).hexdigest()}"
     assert report.files == sum(file.is_file() for file in saved.rglob("*"))
     assert report.arrays == 3 + 1 + 2
-    own = {MANIFEST, SUMS}
     sizes = {file.name: file.stat().st_size for file in saved.rglob("*") if file.is_file()}
-    assert report.bytes == sum(size for name, size in sizes.items() if name not in own)
+    assert report.bytes == sum(sizes.values())
+    assert str(report).startswith(
+        f"{report.files} files with {report.arrays} arrays, {report.bytes:,}"
+    )
 
 
 def test_checksums_are_those_of_sha256sum(saved):

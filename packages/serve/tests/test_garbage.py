@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dovetail_serve.errors import RequestError
-from dovetail_serve.garbage import collect_unless_gone, collection_off, freeze
 from dovetail_serve.http.messages import parse
+from dovetail_serve.serving.garbage import collect_unless_gone, collection_off, freeze
 
 SHAPE = [1, 224, 224, 3]
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_serve.bundle.golden import Comparison, compare, tolerance
+from dovetail_serve.bundle.manifest import GOLDEN
 from dovetail_serve.errors import IntegrityError
-from dovetail_serve.golden import Comparison, compare, tolerance
-from dovetail_serve.manifest import GOLDEN
 
 TOLERANCES = {
     # dtype: on the platform of the stored values, elsewhere

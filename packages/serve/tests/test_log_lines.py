@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dovetail_serve._log_lines import ACCESS, LineFormatter
+from dovetail_serve.command.log_lines import ACCESS, LineFormatter
 from dovetail_serve.http.access import LOGGER
 
 

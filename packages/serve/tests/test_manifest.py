@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail_serve.bundle.manifest import MANIFEST, read_manifest
 from dovetail_serve.errors import BundleError
 from dovetail_serve.exporting.export import export
-from dovetail_serve.manifest import MANIFEST, read_manifest
 from dovetail_serve.types import HostFunction, Platform, Tensor
 
 

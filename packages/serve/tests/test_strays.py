@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from dovetail_serve import IntegrityError, load, verify
-from dovetail_serve.strays import stray
+from dovetail_serve.bundle.strays import stray
 from dovetail_serve.testing import save_mlp
 
 

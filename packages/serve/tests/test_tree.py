@@ -10,8 +10,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_serve.arrays import map_arrays, places, write_arrays
-from dovetail_serve.tree import flatten
+from dovetail_serve.bundle.arrays import map_arrays, places, write_arrays
+from dovetail_serve.bundle.tree import flatten
 
 W = np.random.default_rng(0).normal(size=(2, 3)).astype("float32")
 

@@ -16,9 +16,10 @@ import jax
 import numpy as np
 import pytest
 
-from dovetail_serve import BundleError, HostFunction, Platform, Tensor, export, folder, load, verify
-from dovetail_serve.folder import open_bundle
-from dovetail_serve.manifest import GOLDEN, MANIFEST, SUMS, WEIGHTS
+from dovetail_serve import BundleError, HostFunction, Platform, Tensor, export, load, verify
+from dovetail_serve.bundle import folder
+from dovetail_serve.bundle.folder import open_bundle
+from dovetail_serve.bundle.manifest import GOLDEN, MANIFEST, SUMS, WEIGHTS
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 

@@ -3,6 +3,7 @@
 """Functions of all kinds are exported, saved, loaded, and compute what they did before."""
 
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import scipy.linalg
 from flax import nnx
 
 from dovetail_serve import HostFunction, Platform, Tensor, export, load
-from dovetail_serve.folder import open_bundle
-from dovetail_serve.manifest import WEIGHTS
+from dovetail_serve.bundle.folder import open_bundle
+from dovetail_serve.bundle.manifest import WEIGHTS
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(5, 3)).astype("float32")
@@ -264,7 +265,7 @@ def test_rows_that_depend_on_the_batch_are_served_one_by_one(tmp_path, fn, messa
 
 
 def test_provenance_is_checked():
-    unchecked = export.__wrapped__  # without the suite's own check of types
+    unchecked = inspect.unwrap(export)  # without the suite's own check of types
     with pytest.raises(TypeError, match=r"write provenance=\{'step': '3'\}"):
         unchecked(affine, {"w": W}, inputs=INPUTS, example={"x": X}, provenance={"step": 3})
 

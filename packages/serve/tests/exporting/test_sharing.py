@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 
-from dovetail_serve.arrays import write_arrays
+from dovetail_serve.bundle.arrays import write_arrays
+from dovetail_serve.bundle.manifest import WEIGHTS
 from dovetail_serve.exporting.sharing import link_equal
-from dovetail_serve.manifest import WEIGHTS
 from dovetail_serve.testing import save_mlp
 
 
@@ -22,7 +22,7 @@ def saved(tmp_path):
 
 
 def weights(saved, **changes):
-    from dovetail_serve.folder import open_bundle
+    from dovetail_serve.bundle.folder import open_bundle
 
     arrays = open_bundle(saved).arrays(WEIGHTS)
     return {name: np.array(array) for name, array in arrays.items()} | changes

@@ -7,7 +7,7 @@ import http.client
 
 import pytest
 
-from dovetail_serve._cli_serve import raise_descriptor_limit
+from dovetail_serve.command.serve import raise_descriptor_limit
 from dovetail_serve.http.limits import Limits
 from dovetail_serve.http.places import is_probe
 

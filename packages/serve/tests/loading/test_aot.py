@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dovetail_serve import IntegrityError, load
-from dovetail_serve.folder import open_bundle
+from dovetail_serve.bundle.folder import open_bundle
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.precompile import precompile
 from dovetail_serve.testing import save_mlp

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from dovetail_serve import BundleError, load, verify
-from dovetail_serve.manifest import WEIGHTS
+from dovetail_serve.bundle.manifest import WEIGHTS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ["jax-0.10.2", "jax-0.12.0.1"]

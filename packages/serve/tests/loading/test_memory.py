@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dovetail_serve import BundleError, MemoryExceeded, Tensor, export, load
-from dovetail_serve.arrays import places, read_array
+from dovetail_serve.bundle.arrays import places, read_array
 from dovetail_serve.loading import memory as memory_module
 from dovetail_serve.loading.memory import WeightMemory, machine_bytes
 

@@ -3,6 +3,7 @@
 """A loaded model computes what NumPy says for any number of rows, in any thread, on its devices."""
 
 import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -29,7 +30,7 @@ from dovetail_serve import (
     testing,
     verify,
 )
-from dovetail_serve.manifest import GOLDEN
+from dovetail_serve.bundle.manifest import GOLDEN
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 # float32 sums of at most 6 terms of size 3, and tanh.
@@ -61,8 +62,7 @@ def run(program, *arguments, **environment):
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 19])
 def test_any_number_of_rows_equals_numpy(mlp, count):
     path, expected = mlp
-    model = load(path)
-    y = model(x=rows(count))["y"]
+    y = load(path)(x=rows(count))["y"]
     np.testing.assert_allclose(y, expected(rows(count)), **CLOSE)
     assert y.flags.owndata
     assert y.flags.writeable
@@ -179,7 +179,7 @@ def test_damage_is_found_unless_it_is_not_asked_for(mlp, tmp_path):
 
 def test_an_unknown_level_is_refused(mlp):
     with pytest.raises(ValueError, match="one of 'full', 'files', 'none', got verify='all'; write"):
-        load.__wrapped__(mlp[0], verify="all")  # without the suite's own check of types
+        inspect.unwrap(load)(mlp[0], verify="all")  # without the suite's own check of types
 
 
 def test_no_devices_are_refused(mlp):

@@ -17,7 +17,7 @@ import pytest
 
 from dovetail_serve import BundleError, HostFunction, IntegrityError, Tensor, export
 from dovetail_serve._durable import new_directory
-from dovetail_serve.folder import open_bundle
+from dovetail_serve.bundle.folder import open_bundle
 from dovetail_serve.loading import aot
 from dovetail_serve.loading.precompile import _move, compare, precompile
 from dovetail_serve.loading.precompile_child import ChildReport

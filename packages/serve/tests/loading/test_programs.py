@@ -13,10 +13,10 @@ from jax import export as jax_export
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dovetail_serve import BundleError, IntegrityError, Tensor, export, load
-from dovetail_serve.digest import digest
-from dovetail_serve.folder import checksums, open_bundle
+from dovetail_serve.bundle.digest import digest
+from dovetail_serve.bundle.folder import checksums, open_bundle
+from dovetail_serve.bundle.manifest import MANIFEST, SUMS, SYMBOLIC
 from dovetail_serve.loading.programs import lower_program
-from dovetail_serve.manifest import MANIFEST, SUMS, SYMBOLIC
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_serve import IntegrityError, Platform, Server, Tensor, cli, export, load, verify
-from dovetail_serve.digest import digest
+from dovetail_serve import IntegrityError, Platform, Server, Tensor, export, load, verify
+from dovetail_serve.bundle.digest import digest
+from dovetail_serve.command import cli
 from dovetail_serve.exporting.options import as_platforms
 from dovetail_serve.exporting.trace import trace
 from dovetail_serve.loading import aot

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail_serve import BundleError, IntegrityError, Platform, Tensor, export, load, testing
-from dovetail_serve.manifest import WEIGHTS
+from dovetail_serve.bundle.manifest import WEIGHTS
 
 
 def save(path, *, platform="cpu", seed=0, **changes):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail_serve.arrays import FORMAT_NAMES, STORED_AS
+from dovetail_serve.bundle.arrays import FORMAT_NAMES, STORED_AS
 from dovetail_serve.errors import ExecutionError, RequestError
 from dovetail_serve.serving.datatypes import (
     DATATYPES,

@@ -4,6 +4,7 @@
 
 import asyncio
 import gc
+import inspect
 
 import pytest
 
@@ -43,7 +44,7 @@ async def test_a_model_that_is_loading_and_the_readiness_of_the_others(
         starting = asyncio.create_task(server.start())
         assert await started()
         while not server._repository.accepting or not server.model_ready("good"):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         assert server.ready == (ready == "any")
     await starting
     assert server.ready
@@ -59,7 +60,7 @@ async def test_an_empty_repository_is_ready(files, ready):
 
 def test_another_readiness_is_refused(files):
     with pytest.raises(ValueError, match='"all" or "any", got ready=\'most\'; write ready="all"'):
-        Server.__init__.__wrapped__(object.__new__(Server), files.root, ready="most")
+        inspect.unwrap(Server.__init__)(object.__new__(Server), files.root, ready="most")
 
 
 async def test_objects_are_frozen_after_a_load(files):

@@ -11,12 +11,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from dovetail_serve._compat import Format, Layout
-from dovetail_serve.arrays import SUB_BYTE, converted, stored
-from dovetail_serve.digest import array_digest, on_all_cores
+from dovetail_serve.bundle.arrays import SUB_BYTE, converted, stored
+from dovetail_serve.bundle.digest import array_digest, on_all_cores
+from dovetail_serve.bundle.folder import Folder, verify_folder
+from dovetail_serve.bundle.manifest import WEIGHTS, ArrayEntry, Manifest
 from dovetail_serve.errors import BundleError, IntegrityError
-from dovetail_serve.folder import Folder, verify_folder
 from dovetail_serve.loading.memory import WeightMemory
-from dovetail_serve.manifest import WEIGHTS, ArrayEntry, Manifest
 from dovetail_serve.types import Platform
 
 # Host memory of a load onto an accelerator. Enough arrays for all cores to hash.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_serve.folder import open_bundle
+from dovetail_serve.bundle.folder import open_bundle
 from dovetail_serve.loading.model import Model, load
 
 

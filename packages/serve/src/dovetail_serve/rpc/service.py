@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 
-from dovetail_serve import documents
 from dovetail_serve.errors import BundleError, RequestError
 from dovetail_serve.rpc.messages import (
     check_number,
@@ -25,6 +24,7 @@ from dovetail_serve.rpc.messages import (
 from dovetail_serve.rpc.status import Refusal, abort
 from dovetail_serve.rpc.stream import answer_stream
 from dovetail_serve.rpc.wire import MESSAGES, SERVICE, message
+from dovetail_serve.serving import documents
 from dovetail_serve.serving.bodies import Bodies
 from dovetail_serve.serving.server import Server
 

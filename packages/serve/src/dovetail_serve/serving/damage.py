@@ -7,10 +7,10 @@ the answers. A rename, as `Bundle.save` makes it, leaves the mapped file alone. 
 read, those on accelerators, and those that the platform converts cannot be damaged this way.
 """
 
+from dovetail_serve.bundle.manifest import WEIGHTS
 from dovetail_serve.errors import IntegrityError
 from dovetail_serve.loading.model import Model
 from dovetail_serve.loading.weights import verify_weights
-from dovetail_serve.manifest import WEIGHTS
 from dovetail_serve.serving.scan import Fingerprint
 
 

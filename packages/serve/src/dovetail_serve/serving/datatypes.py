@@ -19,38 +19,16 @@ OIP_BYTES = "BYTES"
 # Elements of one request that are converted one by one: those of BYTES, and the values of
 # `contents` in gRPC. Each holds the event loop for up to a microsecond.
 MAX_CONVERTED = 1 << 20
+# Names of a bundle's dtypes. From complex64 on they are extensions, raw only.
+_DTYPES = (
+    *("bool", *(f"{kind}int{bits}" for kind in ("u", "") for bits in (8, 16, 32, 64))),
+    *("float16", "float32", "float64", "bfloat16", BYTES),
+    *("complex64", "int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e3m4"),
+    *("float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
 # Datatype of the protocol by the name of a bundle's dtype.
-OIP_NAMES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "bfloat16": "BF16",
-    BYTES: OIP_BYTES,
-    # Extensions, raw only.
-    "complex64": "COMPLEX64",
-    "int2": "INT2",
-    "uint2": "UINT2",
-    "int4": "INT4",
-    "uint4": "UINT4",
-    "float4_e2m1fn": "FP4_E2M1FN",
-    "float8_e3m4": "FP8_E3M4",
-    "float8_e4m3": "FP8_E4M3",
-    "float8_e4m3b11fnuz": "FP8_E4M3B11FNUZ",
-    "float8_e4m3fn": "FP8_E4M3FN",
-    "float8_e4m3fnuz": "FP8_E4M3FNUZ",
-    "float8_e5m2": "FP8_E5M2",
-    "float8_e5m2fnuz": "FP8_E5M2FNUZ",
-    "float8_e8m0fnu": "FP8_E8M0FNU",
-}
+OIP_NAMES = {name: name.upper().replace("BFLOAT", "BF").replace("FLOAT", "FP") for name in _DTYPES}
 # NumPy dtype by datatype of the protocol. BYTES are arrays of objects of class bytes.
 DATATYPES = {oip: numpy_dtype(name) for name, oip in OIP_NAMES.items()}
 # The way back. NumPy computes `dtype.name` anew each time, in 4 us.

@@ -30,13 +30,13 @@ from typing import Any, TypeVar
 
 from jax.errors import JaxRuntimeError
 
-from dovetail_serve.digest import file_digest
+from dovetail_serve.bundle.digest import file_digest
+from dovetail_serve.bundle.manifest import MANIFEST
 from dovetail_serve.errors import BundleError, IntegrityError, MemoryExceeded
-from dovetail_serve.garbage import collect_unless_gone, freeze
 from dovetail_serve.loading.model import Model, verify
-from dovetail_serve.manifest import MANIFEST
 from dovetail_serve.serving.batcher import Batcher
 from dovetail_serve.serving.damage import check_weights, written
+from dovetail_serve.serving.garbage import collect_unless_gone, freeze
 from dovetail_serve.serving.scan import Fingerprint
 from dovetail_serve.serving.served import Deployment, Failure, ServedModel, Settling
 from dovetail_serve.serving.statistics import Recorder

@@ -8,12 +8,16 @@ import os
 import ssl
 from typing import Literal, get_args
 
+from dovetail_serve import _elsewhere
+
 Padding = Literal["min_cost", "next"]
 
 # The plan for a batch takes time and memory in proportion to its rows.
+
 _MAX_BATCH = 1 << 16
 
 
+@_elsewhere.batching
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batching:
     """Options for joining requests to one model into batches.

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail_serve.manifest import MANIFEST
+from dovetail_serve.bundle.manifest import MANIFEST
 from dovetail_serve.serving.versions import version_of
 from dovetail_serve.types import NAME
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from dovetail_serve import _elsewhere
 from dovetail_serve.errors import NotReady, RequestError
 from dovetail_serve.loading.check import check_inputs
 from dovetail_serve.loading.memory import WeightMemory, log_memory
@@ -57,6 +58,7 @@ class Metadata:
     provenance: Mapping[str, str]
 
 
+@_elsewhere.server
 class Server:
     """Serves the bundles of a repository: `repository/NAME/VERSION`.
 

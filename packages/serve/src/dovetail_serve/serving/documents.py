@@ -33,14 +33,8 @@ def model_metadata(metadata: Metadata) -> dict[str, Any]:
         "name": metadata.name,
         "versions": list(metadata.versions),
         "platform": metadata.platform,
-        "inputs": [
-            {"name": name, "datatype": oip_name(tensor.dtype), "shape": _sizes(tensor)}
-            for name, tensor in metadata.inputs.items()
-        ],
-        "outputs": [
-            {"name": name, "datatype": oip_name(tensor.dtype), "shape": _sizes(tensor)}
-            for name, tensor in metadata.outputs.items()
-        ],
+        "inputs": _described(metadata.inputs),
+        "outputs": _described(metadata.outputs),
         "digest": metadata.digest,
         "provenance": dict(metadata.provenance),
     }
@@ -158,6 +152,13 @@ def inference_statistics(name: str, version: str, statistics: Statistics) -> dic
 
 def _sizes(tensor: Tensor) -> list[int]:
     return [size if isinstance(size, int) else -1 for size in tensor.shape]
+
+
+def _described(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "datatype": oip_name(tensor.dtype), "shape": _sizes(tensor)}
+        for name, tensor in tensors.items()
+    ]
 
 
 def _configured(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ calls them: an optimizer that ignores them has the same program as without.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -52,50 +52,53 @@ def transformation(tx: Any, params: Any) -> optax.GradientTransformation:
     return optax.GradientTransformationExtraArgs(made.init, made.update)
 
 
-def make_update(tx: optax.GradientTransformation) -> Callable[..., tuple[Any, Any]]:
-    """Returns update(grads, opt, params, *, value, value_fn, grad_fn) -> (updates, opt).
+def update(
+    tx: optax.GradientTransformation,
+    grads: Any,
+    opt: Any,
+    params: Any,
+    *,
+    value: Any,
+    value_fn: Callable[[Any], Any],
+    grad_fn: Callable[[Any], Any],
+) -> tuple[Any, Any]:
+    """Returns (updates, state) of `tx.update` with the extra arguments that it accepts.
 
-    `tx.update` receives those of `value`, `grad`, `value_fn`, `grad_fn` and `obj_fn` that it
-    accepts: `grad` are the gradients, and `obj_fn` (Sophia) is `value_fn`.
+    These are of `value`, `grad`, `value_fn`, `grad_fn` and `obj_fn`: `grad` are the gradients, and
+    `obj_fn` (Sophia) is `value_fn`.
 
     Args:
         tx: Optimizer.
+        grads: Gradients.
+        opt: Its state.
+        params: Parameters.
+        value: The loss.
+        value_fn: The loss, as a function of the parameters.
+        grad_fn: Its gradient, likewise.
     """
-    takes = _accepted(tx)
 
-    def update(
-        grads: Any,
-        opt: Any,
-        params: Any,
-        *,
-        value: Any,
-        value_fn: Callable[[Any], Any],
-        grad_fn: Callable[[Any], Any],
-    ) -> tuple[Any, Any]:
-        # A line search refuses an argument that is not one of its value_fn either.
-        def value_at(params: Any, *, grad_fn: Any = None, obj_fn: Any = None) -> Any:
-            del grad_fn, obj_fn
-            return value_fn(params)
+    # A line search refuses an argument that is not one of its value_fn either.
+    def value_at(params: Any, *, grad_fn: Any = None, obj_fn: Any = None) -> Any:
+        del grad_fn, obj_fn
+        return value_fn(params)
 
-        def grad_at(params: Any, step: Any = None) -> Any:
-            del step  # of an inner loop; each has the whole batch
-            return grad_fn(params)
+    def grad_at(params: Any, step: Any = None) -> Any:
+        del step  # of an inner loop; each has the whole batch
+        return grad_fn(params)
 
-        arguments = {"value": value, "grad": grads, "value_fn": value_at}
-        arguments |= {"grad_fn": grad_at, "obj_fn": value_at}
-        extra = {name: argument for name, argument in arguments.items() if takes(name)}
-        return tx.update(grads, opt, params, **extra)
-
-    return update
+    arguments = {"value": value, "grad": grads, "value_fn": value_at}
+    arguments |= {"grad_fn": grad_at, "obj_fn": value_at}
+    accepted = _accepted(tx, arguments)
+    return tx.update(grads, opt, params, **{name: arguments[name] for name in accepted})
 
 
-def _accepted(tx: optax.GradientTransformation) -> Callable[[str], bool]:
-    """Returns a test for the names of extra arguments."""
+def _accepted(tx: optax.GradientTransformation, names: Iterable[str]) -> list[str]:
+    """Returns the names of extra arguments that `tx.update` accepts."""
     if not isinstance(tx, optax.GradientTransformationExtraArgs):
-        return lambda name: False
+        return []
     parameters = inspect.signature(tx.update).parameters
     anything = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
-    return lambda name: anything or name in parameters
+    return [name for name in names if anything or name in parameters]
 
 
 def check_optimizer(tx: optax.GradientTransformation, params: Any) -> None:
@@ -133,16 +136,17 @@ def _tried(tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any, Any
     def flat(params: Any) -> Any:
         return jnp.zeros((), jnp.float32)
 
-    def update(params: Any, opt: Any) -> Any:
+    def tried(params: Any, opt: Any) -> Any:
         grads = jax.tree.map(jnp.zeros_like, params)
-        return make_update(tx)(
-            grads, opt, params, value=flat(params), value_fn=flat, grad_fn=lambda params: grads
+        value = flat(params)
+        return update(
+            tx, grads, opt, params, value=value, value_fn=flat, grad_fn=lambda params: grads
         )
 
     try:
         before = jax.eval_shape(tx.init, params)
         _refuse(before)
-        return before, *jax.eval_shape(update, params, before)
+        return before, *jax.eval_shape(tried, params, before)
     except _Refused:
         raise
     except Exception as error:

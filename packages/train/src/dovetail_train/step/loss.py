@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dovetail_train.mesh import row_shards
-from dovetail_train.step import Batch, Loss, Metric, Term
+from dovetail_train import _elsewhere
+from dovetail_train.mesh.mesh import row_shards
+from dovetail_train.step.terms import Batch, Loss, Metric, Term
 
 _CHUNK = 1024
 
@@ -56,6 +57,7 @@ class CrossEntropy(Protocol):
     ) -> Sums: ...
 
 
+@_elsewhere.call
 def lm_loss(
     *,
     attention: Callable[..., Any] | None = None,

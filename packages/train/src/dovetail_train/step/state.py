@@ -16,11 +16,11 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train._patterns import Patterns, name_of, select
-from dovetail_train.axes import check_uses, retyped
-from dovetail_train.guard import StepGuard, no_skips
-from dovetail_train.mesh import ambient, sharding_by_shape
-from dovetail_train.optimizer import check_optimizer, transformation
-from dovetail_train.processes import put
+from dovetail_train.mesh.axes import check_uses, retyped
+from dovetail_train.mesh.mesh import ambient, sharding_by_shape
+from dovetail_train.mesh.processes import put
+from dovetail_train.step.guard import StepGuard, no_skips
+from dovetail_train.step.optimizer import check_optimizer, transformation
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
 _MIN_SIZE = 65536
@@ -337,23 +337,6 @@ def train_item(state: State) -> dict[str, Any]:
     rest["skips"] = state.skips
     extras = {"ema": state.ema, "guard": state.guard}
     return rest | {name: tree for name, tree in extras.items() if tree is not None}
-
-
-def for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `step` with a check of the state's tree; under jit it costs nothing after
-    compilation.
-    """
-
-    def train_step(state: State, batch: Any) -> Any:  # the name of the compiled program
-        if jax.tree.structure(state) != jax.tree.structure(like):
-            raise ValueError(
-                f"state must be of the model that init was called with last, got a tree of "
-                f"{len(jax.tree.leaves(state))} leaves where it has {len(jax.tree.leaves(like))} "
-                f"(or other names); call init(model) again"
-            )
-        return step(state, batch)
-
-    return train_step
 
 
 def _history(guard: StepGuard | None) -> Any:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dovetail_train.metrics import Metrics, first_non_finite, is_finite
+from dovetail_train.step.metrics import Metrics, first_non_finite, is_finite
 
 _log = logging.getLogger(__name__)
 _FEWEST = 10  # skipped steps, for a share of them to be judged
@@ -256,10 +256,11 @@ class Verdicts:
         kept = "nothing was saved" if saved is None else f"step {saved} is saved"
         if not finite and (step == 0 or not self._max_skips):
             first = self._first_non_finite(step, batch, norms)
+            of_batch = first.startswith("batch.")  # no learning rate mends it
             raise BadStep(
                 f"the loss and its gradient must be finite, got {values}, first in {first} "
                 f"({kept})",
-                "look at that step's batch, or lower the learning rate",
+                f"look at that step's batch{'' if of_batch else ', or lower the learning rate'}",
                 **facts,
             )
         if too_many := self._too_many(step, f"the last with {about} ({kept})"):

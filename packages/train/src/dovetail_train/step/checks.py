@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_train.step import Precision
+from dovetail_train.step.options import Precision
 from dovetail_train.store import Stateful
 
 # Makes an NNX module of a callable tree of arrays, with a parameter for each float array.
@@ -18,8 +18,11 @@ _WRAPPER = """\
 class Wrapped(nnx.Module):
     def __init__(self, tree):
         leaves, self.structure = jax.tree.flatten(tree)
-        real = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
-        self.leaves = nnx.List(nnx.Param(x) if r else x for x, r in zip(leaves, real, strict=True))
+        self.leaves = nnx.List(nnx.Param(x) if self.trained(x) else x for x in leaves)
+
+    @staticmethod
+    def trained(x):
+        return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
     def __call__(self, *args, **kwargs):
         leaves = [x[...] if isinstance(x, nnx.Param) else x for x in self.leaves]

@@ -35,53 +35,50 @@
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_train._fit import Result
-from dovetail_train.axes import auto_mesh
-from dovetail_train.collectives import Collective, collectives
-from dovetail_train.context import balanced_order, context_parallel
-from dovetail_train.estimate import Estimate, estimate
+from dovetail_train._elsewhere import PACKAGE as _ELSEWHERE
+from dovetail_train._suggestions import public_names as _public_names
 from dovetail_train.eval.bits import BitsPerByte, Eval
 from dovetail_train.eval.choice import Answers, MultipleChoice, Question, Share, multiple_choice
-from dovetail_train.eval.harness import LMEval, Sampler
+from dovetail_train.eval.harness import LMEval
 from dovetail_train.eval.likelihood import Likelihoods, loglikelihood, rolling_loglikelihood
-from dovetail_train.flops import Flops, count_flops
-from dovetail_train.guard import BadStep, StepGuard
-from dovetail_train.hooks import Hook, StopRun
-from dovetail_train.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
-from dovetail_train.mesh import (
+from dovetail_train.eval.text import Sampler
+from dovetail_train.logs.records import Account, read_account, read_jsonl
+from dovetail_train.logs.sinks import Console, Jsonl, Sink
+from dovetail_train.logs.tensorboard import TensorBoard
+from dovetail_train.logs.weights_and_biases import Wandb
+from dovetail_train.loop.fit import Result
+from dovetail_train.loop.hooks import Hook, StopRun
+from dovetail_train.loop.prefetch import DrawnData
+from dovetail_train.loop.trainer import Trainer
+from dovetail_train.loop.watch import Trace, Watch
+from dovetail_train.memory.collectives import Collective, collectives
+from dovetail_train.memory.estimate import Estimate, estimate
+from dovetail_train.memory.remat import Fitted, fit_remat
+from dovetail_train.memory.remedies import Remedy
+from dovetail_train.mesh.axes import auto_mesh
+from dovetail_train.mesh.context import balanced_order, context_parallel
+from dovetail_train.mesh.mesh import (
     abstract_mesh,
     caches_cpu_programs,
     fsdp_shardings,
     make_mesh,
     process_shard,
 )
-from dovetail_train.metrics import Metrics
-from dovetail_train.prefetch import DrawnData
-from dovetail_train.processes import initialize_distributed, watch_processes
-from dovetail_train.program import Program
-from dovetail_train.rates import Rated
-from dovetail_train.records import Account, read_account, read_jsonl
-from dovetail_train.remat import Fitted, fit_remat
-from dovetail_train.remedies import Remedy
-from dovetail_train.report import ReportPage, Section, show_report, write_report
-from dovetail_train.sinks import Console, Jsonl, Sink
-from dovetail_train.slices import slice_ids
-from dovetail_train.state import State, place
-from dovetail_train.step import (
-    BatchLoss,
-    DefaultWeight,
-    GroupLoss,
-    Loss,
-    Metric,
-    Precision,
-    Term,
-)
+from dovetail_train.mesh.processes import initialize_distributed, watch_processes
+from dovetail_train.mesh.slices import slice_ids
+from dovetail_train.reports.report import ReportPage, Section, show_report, write_report
+from dovetail_train.step.flops import Flops, count_flops
+from dovetail_train.step.guard import BadStep, StepGuard
+from dovetail_train.step.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
+from dovetail_train.step.metrics import Metrics
+from dovetail_train.step.options import Precision
+from dovetail_train.step.program import Program
+from dovetail_train.step.rates import Rated
+from dovetail_train.step.state import State, place
+from dovetail_train.step.terms import BatchLoss, DefaultWeight, GroupLoss, Loss, Metric, Term
 from dovetail_train.store import OrbaxStore, PeekStore, Store
-from dovetail_train.tensorboard import TensorBoard
-from dovetail_train.trainer import Trainer
-from dovetail_train.watch import Trace, Watch
-from dovetail_train.weights_and_biases import Wandb
 
 __all__ = [  # noqa: RUF022, by topic
     # Training
@@ -170,3 +167,6 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-train")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__, "testing", **_ELSEWHERE)

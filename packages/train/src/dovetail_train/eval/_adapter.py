@@ -10,9 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 
-from dovetail_train.eval.harness import Sampler
 from dovetail_train.eval.likelihood import Likelihoods, loglikelihood, rolling_loglikelihood
-from dovetail_train.eval.text import HuggingFaceTokenizer, TextEncoder, Tokenizer
+from dovetail_train.eval.text import HuggingFaceTokenizer, Sampler, TextEncoder, Tokenizer
 
 _log = logging.getLogger(__name__)
 # The harness's own, for tasks that do not say.
@@ -25,7 +24,7 @@ class Adapter(TemplateLM):
     """The model of `LMEval`. `cut_requests` counts requests whose context lost its left end.
 
     Args:
-        model, tokenizer, length, rows, sampler, bos, attention, mesh: See `LMEval`.
+        model, tokenizer, length, rows, sampler, bos, attention, mesh, progress: See `LMEval`.
     """
 
     def __init__(
@@ -39,11 +38,13 @@ class Adapter(TemplateLM):
         bos: bool | None,
         attention: Callable[..., Any] | None,
         mesh: Mesh | None,
+        progress: Callable[[int], None] | None,
     ) -> None:
         super().__init__()
         self._model, self._length, self._sampler = model, length, sampler
         self._text = TextEncoder(tokenizer, bos=bos)
         self._options = {"length": length, "rows": rows, "attention": attention, "mesh": mesh}
+        self._options["progress"] = progress
         self.cut_requests = 0
 
     @property

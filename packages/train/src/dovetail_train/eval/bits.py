@@ -13,14 +13,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from dovetail_train.hooks import INTERRUPTED, result_of
-from dovetail_train.loss import CrossEntropy, lm_loss, token_sums
-from dovetail_train.mesh import ambient
-from dovetail_train.state import State
-from dovetail_train.step import Batch, Loss, Term, group_rows, terms_of
+from dovetail_train import _elsewhere
+from dovetail_train.loop.hooks import INTERRUPTED, result_of
+from dovetail_train.mesh.mesh import ambient
+from dovetail_train.step.loss import CrossEntropy, lm_loss, token_sums
+from dovetail_train.step.state import State
+from dovetail_train.step.terms import Batch, Loss, Term, group_rows, terms_of
 
 if TYPE_CHECKING:
-    from dovetail_train.trainer import Trainer
+    from dovetail_train.loop.trainer import Trainer
 
 AHEAD = 2  # batches on their way to the devices while the results of earlier ones are read
 
@@ -64,6 +65,7 @@ class BitsPerByte:
         return nll / math.log(2), (batch["mask"] * sizes).sum()
 
 
+@_elsewhere.eval_
 class Eval:
     """A hook that reports means over held-out batches as "eval/NAME".
 

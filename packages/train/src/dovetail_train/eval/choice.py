@@ -18,10 +18,10 @@ from jax.sharding import Mesh
 
 from dovetail_train.eval.likelihood import Likelihoods, loglikelihood
 from dovetail_train.eval.text import HuggingFaceTokenizer, TextEncoder, Tokenizer
-from dovetail_train.state import State
+from dovetail_train.step.state import State
 
 if TYPE_CHECKING:
-    from dovetail_train.trainer import Trainer
+    from dovetail_train.loop.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,14 @@ class Question:
     """A question with choices.
 
     Args:
-        context: Text before the choice.
+        context: Text before the choice, or its ids as they are, such as a rendered chat. After ids
+            a choice is encoded alone.
         choices: Texts to choose from.
         answer: Index of the right choice.
         delimiter: Text between context and choice; not part of the choice's length.
     """
 
-    context: str
+    context: str | Sequence[int]
     choices: Sequence[str]
     answer: int
     delimiter: str = " "
@@ -100,6 +101,7 @@ def multiple_choice(
     bos: bool | None = None,
     attention: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Answers:
     """Scores questions by log-likelihood. Of equal scores the first choice wins.
 
@@ -112,14 +114,14 @@ def multiple_choice(
         bos: Begin a text with begin-of-text; see `TextEncoder`.
         attention: See `lm_loss`.
         mesh: Devices for the rows. Default: the mesh of the model's arrays.
+        progress: Receives the number of choices of each finished batch.
 
     Raises:
         ValueError: As `loglikelihood`, and without questions.
     """
     requests = _requests(tokenizer, questions, bos=bos)
-    likelihoods = loglikelihood(
-        model, requests, length=length, rows=rows, attention=attention, mesh=mesh
-    )
+    options = {"length": length, "rows": rows, "attention": attention, "mesh": mesh}
+    likelihoods = loglikelihood(model, requests, progress=progress, **options)
     return _answers(questions, likelihoods)
 
 
@@ -195,6 +197,8 @@ def _requests(
     encoder = TextEncoder(tokenizer, bos=bos)
     return [
         encoder.pair(question.context, question.delimiter + choice)
+        if isinstance(question.context, str)
+        else (list(question.context), encoder.encode(question.delimiter + choice, bos=False))
         for question in questions
         for choice in question.choices
     ]

@@ -2,42 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder as a model of lm-evaluation-harness, with its tasks, prompts and metrics."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 from jax.sharding import Mesh
 
-from dovetail_train.eval.text import HuggingFaceTokenizer, Tokenizer
+from dovetail_train import _elsewhere
+from dovetail_train.eval.text import HuggingFaceTokenizer, Sampler, Tokenizer
 
 if TYPE_CHECKING:
     from dovetail_train.eval._adapter import Adapter
 
 
-@runtime_checkable
-class Sampler(Protocol):
-    """Continues prompts of token ids, like an inference engine.
-
-    Args:
-        prompts: Token ids of each prompt.
-        max_tokens: Largest number of new tokens.
-        temperature: Divides the logits; 0 takes the most likely token.
-        until: Stop texts. A sampler may go on; the rest is cut off.
-
-    Returns:
-        The new ids of each prompt, in order, ending before or at the end-of-text id.
-    """
-
-    def __call__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_tokens: int,
-        temperature: float,
-        until: Sequence[str],
-    ) -> Sequence[Sequence[int]]: ...
-
-
+@_elsewhere.call
 def LMEval(
     model: nnx.Module,
     tokenizer: Tokenizer | HuggingFaceTokenizer,
@@ -48,6 +26,7 @@ def LMEval(
     bos: bool | None = None,
     attention: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> "Adapter":
     """Returns an `lm_eval.api.model.LM` of the decoder. Needs the extra `lm-eval`.
 
@@ -66,6 +45,7 @@ def LMEval(
         bos: See `TextEncoder`.
         attention: See `lm_loss`.
         mesh: Devices for the rows. Default: those of the model's arrays.
+        progress: Receives the number of rows of each finished batch of log-likelihoods.
 
     Raises:
         ModuleNotFoundError: The extra is not installed.
@@ -88,4 +68,5 @@ def LMEval(
         bos=bos,
         attention=attention,
         mesh=mesh,
+        progress=progress,
     )

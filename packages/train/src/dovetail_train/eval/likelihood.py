@@ -22,8 +22,9 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64, Int64, Integer
 
-from dovetail_train.axes import auto_mesh, retyped
-from dovetail_train.mesh import batch_placement, row_shards
+from dovetail_train import _elsewhere
+from dovetail_train.mesh.axes import auto_mesh, retyped
+from dovetail_train.mesh.mesh import batch_placement, row_shards
 
 Tokens = Sequence[int] | Integer[np.ndarray, " _"]
 Request = tuple[Tokens, Tokens]
@@ -58,6 +59,7 @@ class _Row:
     count: int
 
 
+@_elsewhere.call
 @jax.transfer_guard("allow")
 def loglikelihood(
     model: nnx.Module,
@@ -68,6 +70,7 @@ def loglikelihood(
     attention: Callable[..., Any] | None = None,
     chunk: int = 1024,
     mesh: Mesh | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Likelihoods:
     """Returns Σ log p(continuation | context) for pairs (context, continuation) of token lists.
 
@@ -83,6 +86,7 @@ def loglikelihood(
         chunk: Positions per device for which logits exist at once.
         mesh: Devices for the rows, with Auto or Explicit axes. Default: the mesh of the model's
             arrays.
+        progress: Receives the number of rows of each finished batch.
 
     Raises:
         ValueError: A context or continuation is empty, a continuation is longer than `length`, the
@@ -119,6 +123,9 @@ def loglikelihood(
         )
         with _on(mesh):
             scores.append(score(_placed(batch, mesh), pieces=pieces))
+        if progress is not None:
+            jax.block_until_ready(scores[-1])
+            progress(len(group))
     return _collect(kept, groups, jax.device_get(scores), requests)
 
 
@@ -134,6 +141,7 @@ def rolling_loglikelihood(
     attention: Callable[..., Any] | None = None,
     chunk: int = 1024,
     mesh: Mesh | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Likelihoods:
     """Returns Σ log p(token | the tokens before it) over each document, every token predicted once.
 
@@ -154,6 +162,7 @@ def rolling_loglikelihood(
         chunk: Positions per device for which logits exist at once.
         mesh: Devices for the rows, with Auto or Explicit axes. Default: the mesh of the model's
             arrays.
+        progress: Receives the number of rows of each finished batch.
 
     Raises:
         ValueError: As `loglikelihood`, and for a stride out of range.
@@ -176,6 +185,7 @@ def rolling_loglikelihood(
         attention=attention,
         chunk=chunk,
         mesh=mesh,
+        progress=progress,
     )
     owner = np.repeat(np.arange(len(documents)), [len(of_one) for of_one in windows])
     logps, missed, tokens = (

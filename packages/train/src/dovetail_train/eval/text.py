@@ -41,6 +41,30 @@ class HuggingFaceTokenizer(Protocol):
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
 
 
+@runtime_checkable
+class Sampler(Protocol):
+    """Continues prompts of token ids, like an inference engine.
+
+    Args:
+        prompts: Token ids of each prompt.
+        max_tokens: Largest number of new tokens.
+        temperature: Divides the logits; 0 takes the most likely token.
+        until: Stop texts. A sampler may go on; the rest is cut off.
+
+    Returns:
+        The new ids of each prompt, in order, ending before or at the end-of-text id.
+    """
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        until: Sequence[str],
+    ) -> Sequence[Sequence[int]]: ...
+
+
 class TextEncoder:
     """One interface to both kinds of tokenizer.
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from dovetail_train.clock import Clock
-from dovetail_train.guard import Skipped
-from dovetail_train.hooks import Hook, name_of_hook
-from dovetail_train.processes import first, gather
+from dovetail_train.loop.clock import Clock
+from dovetail_train.loop.hooks import Hook, name_of_hook
+from dovetail_train.mesh.processes import first, gather
+from dovetail_train.step.guard import Skipped
 from dovetail_train.store import Stateful
 
 

@@ -10,24 +10,23 @@ collectives). To include them, compile the same `Program`.
 import dataclasses
 import html
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
+from flax import nnx
 from jax.sharding import AbstractMesh
 
-from dovetail_train._checks import check_model
+from dovetail_train import _elsewhere
 from dovetail_train._device_kinds import DeviceKind
-from dovetail_train.devices import absent_twin, check_rate, kind_of, with_rates
-from dovetail_train.links import link_bytes
-from dovetail_train.mesh import batch_placement
-from dovetail_train.remedies import PlannedStep, Remedy, placed_on, remedies
-from dovetail_train.slices import slice_ids
-
-if TYPE_CHECKING:
-    from flax import nnx
-
-    from dovetail_train.step import Batch
-    from dovetail_train.trainer import Trainer
+from dovetail_train.loop.trainer import Trainer
+from dovetail_train.memory.links import link_bytes
+from dovetail_train.memory.remedies import PlannedStep, Remedy, placed_on, remedies
+from dovetail_train.mesh.devices import absent_twin, check_rate, kind_of, with_rates
+from dovetail_train.mesh.mesh import batch_placement
+from dovetail_train.mesh.slices import slice_ids
+from dovetail_train.step.checks import check_model
+from dovetail_train.step.program import step_program
+from dovetail_train.step.terms import Batch
 
 _DEFAULT = "NVIDIA H200"
 _RATES = ("peak_flops", "memory_bytes_per_s")
@@ -170,10 +169,11 @@ class Estimate:
         return [*lines, f"{'with the given':<22}{given}"] if given else lines
 
 
+@_elsewhere.call
 def estimate(
-    trainer: "Trainer",
+    trainer: Trainer,
     model: "nnx.Module",
-    batch: "Batch",
+    batch: Batch,
     *,
     device: str | None = None,
     peak_flops: float | None = None,
@@ -226,7 +226,7 @@ def estimate(
     kind = with_rates(kind, compute=compute, **given)
     step = _planned(trainer, model, batch, kind)
     given_flops = trainer._flops
-    program = step.programs.program(step.model, step.batch, model_flops=given_flops)
+    program = step_program(step.options, step.model, step.batch, model_flops=given_flops)
     program.check(kind.platform)
     flops, memory = program.flops(), step.memory
     model_flops = flops.model if given_flops is None else int(given_flops)
@@ -268,21 +268,21 @@ def estimate(
     )
 
 
-def _device_of(trainer: "Trainer") -> str:
+def _device_of(trainer: Trainer) -> str:
     mesh = trainer.mesh
     absent = mesh.abstract_device if isinstance(mesh, AbstractMesh) else None
     return _DEFAULT if absent is None else absent.device_kind
 
 
-def _planned(trainer: "Trainer", model: Any, batch: Any, kind: DeviceKind) -> PlannedStep:
+def _planned(trainer: Trainer, model: Any, batch: Any, kind: DeviceKind) -> PlannedStep:
     """Returns the step by shapes, on the mesh of the trainer with devices of `kind`."""
     check_model(model)
-    programs = trainer._programs
+    options = trainer._options
     trainer._check_batch(batch)
-    mesh = absent_twin(programs.mesh, kind)
+    mesh = absent_twin(options.mesh, kind)
     return PlannedStep(
-        programs=dataclasses.replace(programs, placement=batch_placement(mesh)),
-        model=placed_on(model, mesh, before=programs.mesh),
+        options=dataclasses.replace(options, placement=batch_placement(mesh)),
+        model=placed_on(model, mesh, before=options.mesh),
         batch={name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()},
     )
 

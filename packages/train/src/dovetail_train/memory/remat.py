@@ -5,14 +5,13 @@
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import nnx
 
-if TYPE_CHECKING:
-    from dovetail_train.program import Program
-    from dovetail_train.step import Batch
-    from dovetail_train.trainer import Trainer
+from dovetail_train.loop.trainer import Trainer
+from dovetail_train.step.program import Program
+from dovetail_train.step.terms import Batch
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +57,9 @@ class Fitted:
 
 
 def fit_remat(
-    trainer: "Trainer",
+    trainer: Trainer,
     model: Any,
-    batch: "Batch",
+    batch: Batch,
     *,
     candidates: Sequence[Any],
     max_bytes: int,
@@ -110,7 +109,7 @@ def fit_remat(
     return Fitted(model=model.configure(remat=fitting[0]), remat=fitting[0], tried=tuple(tried))
 
 
-def _peak_bytes(program: "Program") -> int:
+def _peak_bytes(program: Program) -> int:
     memory = program.compile().memory_analysis()
     kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + kept + memory.temp_size_in_bytes

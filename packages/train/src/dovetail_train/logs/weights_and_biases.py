@@ -10,10 +10,14 @@ from typing import Any, Literal
 
 import jax
 
+from dovetail_train import _elsewhere
+
 _log = logging.getLogger(__name__)
+
 _MODES = ("online", "offline", "disabled")
 
 
+@_elsewhere.call
 class Wandb:
     """Logs to the W&B run `id` of `project`, new or resumed. Needs the extra `wandb`.
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from dovetail_train.records import parse
+from dovetail_train import _elsewhere
+from dovetail_train.logs.records import parse
 
 
 @runtime_checkable
@@ -30,8 +31,9 @@ class Sink(Protocol):
 _RATES = ("tokens_per_s", "rows_per_s", "mfu", "hfu")
 
 
+@_elsewhere.console
 class Console:
-    """Prints a line for every `every`-th step, and for each evaluation.
+    """Prints a line for every `every`-th step, for the last one, and for each evaluation.
 
     Rates are totals over the steps since the last line, such as tokens over seconds, with the
     stalls among the seconds; `stall_s` is the sum of these. All other scalars are those of the
@@ -42,6 +44,7 @@ class Console:
         if every < 1:
             raise ValueError(f"every must be at least 1, got every={every}; write Console(every=1)")
         self._every = every
+        self._last: tuple[int, dict[str, float]] | None = None  # of a step without a line
         self._begin()
 
     def _begin(self) -> None:
@@ -50,23 +53,39 @@ class Console:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         shown = dict(scalars)
-        if "loss" in scalars:
-            seconds, stall = shown.pop("step_time_s", 0.0), shown.pop("stall_s", 0.0)
-            self._seconds, self._stalls = self._seconds + seconds, self._stalls + stall
-            for name in _RATES:
-                self._amounts[name] += seconds * shown.pop(name, 0.0)
-            if step % self._every:
-                return
-            rates = {name: amount for name, amount in self._amounts.items() if amount}
-            shown |= {name: x / (self._seconds + self._stalls) for name, x in rates.items()}
-            if self._stalls:
-                shown["stall_s"] = self._stalls
-            self._begin()
+        if "loss" not in scalars:
+            self._print(step, shown)
+            return
+        seconds, stall = shown.pop("step_time_s", 0.0), shown.pop("stall_s", 0.0)
+        self._seconds, self._stalls = self._seconds + seconds, self._stalls + stall
+        for name in _RATES:
+            self._amounts[name] += seconds * shown.pop(name, 0.0)
+        self._last = step, shown
+        if step % self._every == 0:
+            self._print_step()
+
+    def close(self) -> None:
+        """Prints the last step of a run."""
+        if self._last is not None:
+            self._print_step()
+
+    def _print_step(self) -> None:
+        assert self._last is not None
+        (step, shown), self._last = self._last, None
+        rates = {name: amount for name, amount in self._amounts.items() if amount}
+        shown |= {name: x / (self._seconds + self._stalls) for name, x in rates.items()}
+        if self._stalls:
+            shown["stall_s"] = self._stalls
+        self._print(step, shown)
+        self._begin()
+
+    def _print(self, step: int, shown: Mapping[str, float]) -> None:
         line = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         sys.stdout.write(f"step {step}  {line}\n")
         sys.stdout.flush()
 
 
+@_elsewhere.call
 class Jsonl:
     """Appends {"step", "generation", "time_s", ...scalars} lines to a file, each flushed.
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Monitoring of a run: norms of parameters by name, and a trace of some steps."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,12 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dovetail_train._patterns import Patterns, each_of, name_of, select
-from dovetail_train._traces import ProcessTrace
-from dovetail_train.mesh import ambient
-from dovetail_train.state import State
+from dovetail_train._traces import process_trace
+from dovetail_train.mesh.mesh import ambient
+from dovetail_train.step.state import State
 
 if TYPE_CHECKING:
-    from dovetail_train.trainer import Trainer
+    from dovetail_train.loop.trainer import Trainer
 
 
 class Watch:
@@ -102,19 +103,20 @@ class Trace:
         self.every = steps
         self._directory, self._start = Path(directory), start
         self._all, self._done = processes == "all", False
-        self._trace: ProcessTrace | None = None
+        self._trace: contextlib.ExitStack | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]:
         process = jax.process_index()
         if self._trace is not None:
             self.close()
         elif step >= self._start and not self._done and (self._all or process == 0):
-            self._trace = ProcessTrace(self._directory, run=f"step{step}", process=process)
-            self._trace.start()
+            trace = contextlib.ExitStack()
+            trace.enter_context(process_trace(self._directory, run=f"step{step}", process=process))
+            self._trace = trace
         return {}
 
     def close(self) -> None:
         """Ends a running trace; `fit` calls it at the end of a run."""
         if self._trace is not None:
             trace, self._trace, self._done = self._trace, None, True
-            trace.stop()
+            trace.close()

@@ -56,9 +56,9 @@ class Straggler:
 
     Attributes:
         process: Its index.
-        activity: Its slowest activity outside of steps; see `Clock`.
+        activity: Its slowest activity outside of steps; see `Clock`. Or "devices", in steps.
         own_s: Its seconds of that in the launch.
-        others_s: The median of the others.
+        others_s: The median of the others. Of "devices", the seconds that theirs would need.
     """
 
     process: int

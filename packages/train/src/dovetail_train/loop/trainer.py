@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,53 +14,33 @@ from flax import nnx
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_train import _checks, _fit
+from dovetail_train import _elsewhere
 from dovetail_train._keys import key_data, typed
 from dovetail_train._patterns import Patterns
-from dovetail_train.axes import auto_mesh, retyped
-from dovetail_train.clock import Rates
-from dovetail_train.devices import peak_flops as peak_of
-from dovetail_train.flops import Flops, count_flops
-from dovetail_train.guard import StepGuard, check_guard
-from dovetail_train.hooks import Hook
-from dovetail_train.mesh import ambient, batch_placement, make_mesh
-from dovetail_train.metrics import Metrics
-from dovetail_train.prefetch import DrawnData
-from dovetail_train.processes import watch_processes
-from dovetail_train.program import Program, Programs
-from dovetail_train.resume import Beginning, Mode
-from dovetail_train.sinks import Sink
-from dovetail_train.state import (
-    Arrays,
-    Definition,
-    OptShardings,
-    State,
-    Transformation,
-    abstract,
-    build,
-    for_state_like,
-)
-from dovetail_train.state import opt_shardings as like_params
-from dovetail_train.step import (
-    Batch,
-    Loss,
-    Precision,
-    check_accumulation,
-    check_loss,
-    group_rows,
-)
+from dovetail_train.logs.sinks import Sink
+from dovetail_train.loop.clock import Rates
+from dovetail_train.loop.fit import Result, Run
+from dovetail_train.loop.hooks import Hook
+from dovetail_train.loop.prefetch import DrawnData
+from dovetail_train.mesh.axes import auto_mesh, retyped
+from dovetail_train.mesh.devices import peak_flops as peak_of
+from dovetail_train.mesh.mesh import ambient, batch_placement, make_mesh
+from dovetail_train.mesh.processes import watch_processes
+from dovetail_train.resume.resume import Beginning, Mode
+from dovetail_train.step import checks
+from dovetail_train.step.flops import Flops, count_flops
+from dovetail_train.step.guard import StepGuard
+from dovetail_train.step.metrics import Metrics
+from dovetail_train.step.options import AfterUpdate, Options, Precision
+from dovetail_train.step.program import Program, step_program
+from dovetail_train.step.state import Arrays, OptShardings, State, Transformation, abstract, build
+from dovetail_train.step.state import opt_shardings as like_params
+from dovetail_train.step.terms import Batch, Loss
+from dovetail_train.step.update import TrainStep
 from dovetail_train.store import Store
-from dovetail_train.update import AfterUpdate, check_options
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    """A prepared model. The step compiles on the first call of each batch shape."""
-
-    definition: Definition
-    step: Callable[..., Any]
-
-
+@_elsewhere.trainer
 class Trainer:
     """Trains an NNX module with an Optax transformation on a mesh.
 
@@ -138,24 +117,19 @@ class Trainer:
         flops: float | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        check_loss(loss)
-        check_options(accumulate=accumulate, ema=ema, max_skips=max_skips)
-        check_accumulation(loss, accumulate=accumulate)
-        check_guard(guard)
-        _checks.check_placement(mesh, precision)
-        _checks.check_after_update(after_update)
+        checks.check_placement(mesh, precision)
+        checks.check_after_update(after_update)
         given = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
         self.mesh, self._given_mesh = auto_mesh(given), given
         self.precision, self.seed = precision, seed
         self.guard, self.max_skips = guard, max_skips
         self._placement = batch_placement(self.mesh)
-        self._programs = Programs(
+        self._options = Options(
             tx=tx,
             loss=loss,
             weights=dict(weights or {}),
             trainable=trainable,
             accumulate=accumulate,
-            group=group_rows(loss),
             opt_shardings=opt_shardings or like_params,
             precision=precision,
             ema=ema,
@@ -166,12 +140,12 @@ class Trainer:
             placement=self._placement,
         )
         self._flops, self._peak_flops = flops, peak_flops
-        self._prepared: _Prepared | None = None
+        self._step: TrainStep | None = None
 
     def __repr__(self) -> str:
         axes = {name: size for name, size in self.mesh.shape.items() if size > 1} or "one device"
-        programs = self._programs
-        options = f"accumulate={programs.accumulate}, ema={programs.ema}, guard={self.guard!r}"
+        o = self._options
+        options = f"accumulate={o.accumulate}, ema={o.ema}, guard={o.guard!r}"
         return f"Trainer(mesh={axes}, compute={self.precision.compute!r}, {options})"
 
     def init(self, model: nnx.Module) -> State:
@@ -179,22 +153,22 @@ class Trainer:
 
         Raises TypeError or ValueError for a model or an optimizer that cannot be trained.
         """
-        definition, arrays = self._prepare(model)
-        return build(definition, arrays)
+        step, arrays = self._prepare(model)
+        return build(step.definition, arrays)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Returns the state after one update, and its metrics. Donates `state`; waits for nothing.
 
         `batch` is a mapping of arrays [rows, ...], of NumPy or JAX, placed or not.
         """
-        prepared = self._ready()
+        train_step = self._ready()
         if jax.process_count() > 1 or self._placement.tokens > 1 or _is_placed(batch):
             batch, sent = self.place(batch), nullcontext()
         else:
             self._check_batch(batch)  # jit sends NumPy arrays to the devices faster than device_put
             sent = jax.transfer_guard("allow")
         with ambient(self.mesh), sent:
-            return prepared.step(state, dict(batch))
+            return train_step(state, dict(batch))
 
     def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
         """Returns the module with the arrays of `state`, not copies: the next step donates them.
@@ -220,8 +194,10 @@ class Trainer:
 
         traced = isinstance(state.step, Tracer)  # by a program of the trainer's mesh
         with nullcontext() if traced else ambient(self.mesh):
-            params = to(_typed_like(state.ema, state.params) if ema else state.params)
-            arrays = params, to(state.frozen), state.rest
+            params = state.params
+            if ema:
+                params = jax.tree.map(lambda a, p: a.astype(p.dtype), state.ema, params)
+            arrays = to(params), to(state.frozen), state.rest
         return definition.merge(*retyped(arrays, self._given_mesh))
 
     def fit(
@@ -236,7 +212,8 @@ class Trainer:
         hooks: Sequence[Hook] = (),
         stop: Callable[[int], bool] | None = None,
         resume: Mode = "exact",
-    ) -> "_fit.Result":
+        **others: _elsewhere.Nothing,
+    ) -> Result:
         """Trains until `steps` updates are made in all.
 
         Continues from the newest step in `store`, bit for bit. The scalars of step n describe the
@@ -259,6 +236,7 @@ class Trainer:
             resume: "exact" refuses to add or drop an average, a guard or arrays of the optimizer;
                 "convert" keeps the arrays that fit and makes the others. See the table "Resuming"
                 in the documentation for all changes: free, logged, converted or refused.
+            **others: None: each is refused with the argument to write.
 
         Returns:
             State, number of updates, last scalars and wall time.
@@ -273,8 +251,10 @@ class Trainer:
                 handler to save first.
             RuntimeError: Another process of the run was lost; see `initialize_distributed`.
         """
+        if others:
+            _elsewhere.refuse_of_fit(Trainer.fit, others)
         with watch_processes():
-            run = _fit.Run(
+            run = Run(
                 self,
                 data,
                 begin=self._begin(model),
@@ -289,6 +269,7 @@ class Trainer:
             del model  # its arrays were copied; if the caller holds them no longer, they are freed
             return run.run()
 
+    @jax.transfer_guard("allow")  # of several processes it is not explicit
     def place(self, batch: Batch) -> dict[str, jax.Array]:
         """Places a batch on the mesh: rows over (data, fsdp, expert), the second axis over context.
 
@@ -302,11 +283,8 @@ class Trainer:
         places = {name: self._placement.of(x.ndim) for name, x in batch.items()}
         if jax.process_count() == 1:
             return jax.device_put(dict(batch), places)
-        rows = {name: np.asarray(key_data(x)) for name, x in batch.items()}
-        return {
-            name: typed(jax.make_array_from_process_local_data(places[name], rows[name]), x)
-            for name, x in batch.items()
-        }
+        joined, rows = jax.make_array_from_process_local_data, batch.items()
+        return {n: typed(joined(places[n], np.asarray(key_data(x))), x) for n, x in rows}
 
     def program(self, model: nnx.Module, batch: Batch) -> Program:
         """Returns the step for a batch of these shapes, without running or allocating anything.
@@ -314,13 +292,13 @@ class Trainer:
         Model and batch may consist of ShapeDtypeStructs.
         """
         self._check_batch(batch)
-        return self._programs.program(model, batch, model_flops=self._flops)
+        return step_program(self._options, model, batch, model_flops=self._flops)
 
     def count_flops(self, state: State, batch: Batch) -> Flops:
         """Counts the FLOPs of one step's gradient over the whole batch. Computes nothing."""
-        gradients = self._programs.whole_gradients(self._ready().definition)
+        objective = self._ready().objective
         with ambient(self.mesh):
-            return count_flops(gradients, state, dict(batch))
+            return count_flops(objective.gradient, state, dict(batch))
 
     def rates(self, state: State, batch: Batch) -> Rates:
         """Returns the FLOPs of a step and of the devices, for MFU."""
@@ -341,13 +319,13 @@ class Trainer:
         )
 
     def _begin(self, model: nnx.Module) -> Beginning:
-        definition, arrays = self._prepare(model)
+        step, arrays = self._prepare(model)
         return Beginning(
             params=arrays.params,
-            target=abstract(definition, arrays),
-            build=lambda: build(definition, arrays),
-            definition=definition,
-            programs=self._programs,
+            target=abstract(step.definition, arrays),
+            build=lambda: build(step.definition, arrays),
+            definition=step.definition,
+            options=step.options,
         )
 
     def _concrete(self, what: str) -> Mesh:
@@ -358,39 +336,27 @@ class Trainer:
             )
         return self.mesh
 
-    def _prepare(self, model: nnx.Module) -> tuple[Definition, Arrays]:
+    def _prepare(self, model: nnx.Module) -> tuple[TrainStep, Arrays]:
+        """Returns the step for a model, and the arrays of the model."""
         self._concrete("training")
-        definition, arrays = self._programs.split(model)
-        before = self._prepared
-        if before is None or not definition.is_like(before.definition):  # else compiled already
-            step = jax.jit(
-                for_state_like(definition.shardings, self._programs.step(definition)),
-                donate_argnums=0,
-                in_shardings=(None, self._placement.rows if self._placement.tokens == 1 else None),
-                out_shardings=self._programs.out_shardings(definition),
-            )
-            self._prepared = _Prepared(definition=definition, step=step)
-        return definition, arrays
+        step, arrays = TrainStep.of(model, self._options)
+        if self._step is None or not step.definition.is_like(self._step.definition):
+            self._step = step  # compiles at its first call
+        return self._step, arrays
 
-    def _ready(self) -> _Prepared:
-        if self._prepared is None:
+    def _ready(self) -> TrainStep:
+        if self._step is None:
             raise RuntimeError(
                 "this trainer must know the model first, got no call of init or fit; "
                 "write state = trainer.init(model), or use the trainer that made the state"
             )
-        return self._prepared
+        return self._step
 
     def _check_batch(self, batch: Batch) -> None:
-        self._placement.check(
-            batch, accumulate=self._programs.accumulate, group=self._programs.group
-        )
+        self._placement.check(batch, accumulate=self._options.accumulate, group=self._options.group)
 
 
 def _is_placed(batch: Any) -> bool:
     """Tests for arrays with a place of their own, on this mesh or elsewhere."""
     arrays = batch.values() if isinstance(batch, Mapping) else ()
     return any(isinstance(x, jax.Array) and x.committed for x in arrays)
-
-
-def _typed_like(averages: Any, params: Any) -> Any:
-    return jax.tree.map(lambda a, p: a.astype(p.dtype), averages, params)

@@ -4,12 +4,11 @@
 
 import enum
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
-from dovetail_train.state import State
+from dovetail_train.step.state import State
 
-if TYPE_CHECKING:
-    from dovetail_train.trainer import Trainer
+Trainer: TypeAlias = Any  # `dovetail_train.Trainer`, which imports this module
 
 
 class StopRun(dict[str, float]):
@@ -43,9 +42,7 @@ class Hook(Protocol):
 
     every: int
 
-    def __call__(
-        self, trainer: "Trainer", state: State, step: int
-    ) -> Mapping[str, float] | None: ...
+    def __call__(self, trainer: Trainer, state: State, step: int) -> Mapping[str, float] | None: ...
 
 
 @runtime_checkable
@@ -59,7 +56,7 @@ class InterruptibleHook(Protocol):
     """
 
     def run_in_parts(
-        self, trainer: "Trainer", state: State, step: int
+        self, trainer: Trainer, state: State, step: int
     ) -> Generator[None, None, Mapping[str, float] | None]: ...
 
 
@@ -96,7 +93,7 @@ def result_of(
 
 
 def call(
-    hook: Hook, trainer: "Trainer", state: State, step: int, *, stopped: Callable[[], bool]
+    hook: Hook, trainer: Trainer, state: State, step: int, *, stopped: Callable[[], bool]
 ) -> Mapping[str, float] | Literal[Interrupted.INTERRUPTED]:
     """Calls a hook.
 
@@ -113,7 +110,7 @@ def call(
     Raises:
         TypeError: The hook returned something else.
     """
-    if isinstance(hook, InterruptibleHook):
+    if runs_in_parts(hook):
         parts = hook.run_in_parts(trainer, state, step)
         if not isinstance(parts, Iterator):
             raise TypeError(
@@ -126,12 +123,24 @@ def call(
     return result if result is INTERRUPTED else _scalars(hook, result)
 
 
-def name_of_hook(hook: Hook) -> str:
+def runs_in_parts(hook: object) -> TypeGuard[InterruptibleHook]:
+    """Returns True if `fit` iterates the parts of a hook.
+
+    A subclass that replaces `__call__` alone, as one of `Eval` may, is called as a whole: the
+    parts of its parent would pass over what it adds.
+    """
+    names = ("run_in_parts", "__call__")
+    defined = [name for kind in type(hook).__mro__ for name in names if name in vars(kind)]
+    replaced = "run_in_parts" in defined and defined[0] == "__call__"
+    return isinstance(hook, InterruptibleHook) and not replaced
+
+
+def name_of_hook(hook: object) -> str:
     """Returns the name of a function or of a class."""
     return getattr(hook, "__name__", type(hook).__name__)
 
 
-def _scalars(hook: Hook, result: Any) -> Mapping[str, float]:
+def _scalars(hook: object, result: Any) -> Mapping[str, float]:
     if result is None:
         return {}
     refusal = (

@@ -8,16 +8,14 @@ loss's derivative the memory of the backward pass.
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal as Constant
 
-from dovetail_train.mesh import BATCH_AXES, ambient
-
-if TYPE_CHECKING:
-    from dovetail_train.program import Program
+from dovetail_train.mesh.mesh import BATCH_AXES, ambient
+from dovetail_train.step.program import Program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class StepMemory:
         return state + self.batch_bytes + self.gradient_bytes + self.residual_bytes
 
 
-def step_memory(program: "Program") -> StepMemory:
+def step_memory(program: Program) -> StepMemory:
     """Returns the bytes of a step on one device."""
     state, rows = program.args
     once = _device_bytes(jax.tree.map(_as_float32, state.params))
@@ -71,10 +69,10 @@ def _device_bytes(tree: Any) -> int:
     )
 
 
-def _residual_bytes(program: "Program") -> int:
+def _residual_bytes(program: Program) -> int:
     """Returns the bytes of the loss's residuals, for one microbatch on one device."""
     state, rows = program.args
-    size = program.mesh.shape
+    loss, size = program.step.objective.loss, program.mesh.shape
     microbatch = {
         name: jax.ShapeDtypeStruct(
             (x.shape[0] // program.accumulate, *x.shape[1:]), x.dtype, sharding=x.sharding
@@ -83,7 +81,7 @@ def _residual_bytes(program: "Program") -> int:
     }
 
     def residuals(state: Any, microbatch: Any) -> Any:
-        return jax.vjp(lambda params: program.objective(params, state, microbatch), state.params)[1]
+        return jax.vjp(lambda params: loss(params, state, microbatch), state.params)[1]
 
     with ambient(program.mesh):
         jaxpr = jax.make_jaxpr(residuals)(state, microbatch).jaxpr

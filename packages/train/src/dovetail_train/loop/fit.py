@@ -11,28 +11,24 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from dovetail_train._checks import check_run
-from dovetail_train._completions import Completions
-from dovetail_train._progress import Progress, StopsTogether
-from dovetail_train._stragglers import Stragglers
-from dovetail_train.clock import Activity, Clock, Throughput
-from dovetail_train.guard import Skipped, Verdicts
-from dovetail_train.hooks import INTERRUPTED, Closable, Hook, StopRun, call
-from dovetail_train.mesh import ambient
-from dovetail_train.metrics import Metrics, finite
-from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
-from dovetail_train.processes import Compared, receiving
-from dovetail_train.resume import Beginning, Description, Mode, restore
-from dovetail_train.sinks import Sink
-from dovetail_train.state import State, train_item
+from dovetail_train.logs.sinks import Sink
+from dovetail_train.loop.clock import Activity, Clock, Completions, Rates, Throughput
+from dovetail_train.loop.hooks import INTERRUPTED, Closable, Hook, StopRun, call
+from dovetail_train.loop.prefetch import DrawnData, Draws, Prefetch, iterated
+from dovetail_train.loop.progress import Progress, StopsTogether
+from dovetail_train.loop.stragglers import Stragglers
+from dovetail_train.mesh.mesh import ambient
+from dovetail_train.mesh.processes import Compared, receiving
+from dovetail_train.resume.resume import Beginning, Description, Mode, restore
+from dovetail_train.step.checks import check_run
+from dovetail_train.step.guard import Skipped, Verdicts
+from dovetail_train.step.metrics import Metrics, finite
+from dovetail_train.step.state import State, train_item
 from dovetail_train.store import Store, takes_metrics
-
-if TYPE_CHECKING:
-    from dovetail_train.trainer import Trainer
 
 # Results are read this many steps late: one step runs, one is queued, and the device never waits.
 _LATE = 2
@@ -67,6 +63,19 @@ class Result:
         )
 
 
+@runtime_checkable
+class Running(Protocol):
+    """The trainer, as the loop uses it."""
+
+    mesh: Any
+    guard: Any
+    max_skips: int
+
+    def step(self, state: State, batch: Any) -> tuple[State, Metrics]: ...
+    def place(self, batch: Any) -> dict[str, jax.Array]: ...
+    def rates(self, state: State, batch: Any) -> Rates: ...
+
+
 class Run:
     """One call of `fit`.
 
@@ -87,7 +96,7 @@ class Run:
     @jax.transfer_guard("allow")  # the user's guard is for the steps of training
     def __init__(
         self,
-        trainer: "Trainer",
+        trainer: Running,
         data: Iterable[Any] | DrawnData,
         *,
         begin: Beginning,
@@ -152,7 +161,10 @@ class Run:
 
     def run(self) -> Result:
         step, interrupted = self._start, False
-        self._stragglers = Stragglers(self._clock) if jax.process_count() > 1 else None
+        self._stragglers: Stragglers | None = None
+        if jax.process_count() > 1:
+            devices = self._state.step.sharding.addressable_devices
+            self._stragglers = Stragglers(self._clock, devices)
         self._clock.enter("step")
         try:
             if pending := self._progress.pending_hooks:
@@ -162,11 +174,14 @@ class Run:
                     self._advance(step)
                 step += 1
                 interrupted = self._finish(step, self._due(step))
+                self._compare(step)
                 if self._save_every and step % self._save_every == 0:
                     self._save(step)
             self._drain()
             self._save(step)
-            self._account(step, last=True)
+            if self._stragglers is not None:
+                self._stragglers.compare(step, last=True)
+            self._account(step)
         except BaseException as error:
             self._close(error)
             raise
@@ -297,13 +312,21 @@ class Run:
     def _is_stopped(self, step: int) -> bool:
         return self._stop is not None and self._stop(step)
 
-    def _account(self, step: int, *, last: bool = False) -> None:
+    def _account(self, step: int) -> None:
         """Sends the account of time to the sinks, and the slowest process."""
         seconds = {f"seconds/{k}": v for k, v in self._clock.seconds().items()}
-        together = last or self._stops.are_alike  # else not all processes are here
-        if self._stragglers is not None and together:
-            seconds |= self._stragglers.compare(step, last=last)
-        self._write(step, seconds)
+        self._write(step, seconds | (self._stragglers.scalars if self._stragglers else {}))
+
+    def _compare(self, step: int) -> None:
+        """Looks for a slow process if it is time to. A collective, also without hooks."""
+        if self._stragglers is None or not self._stragglers.is_due(step):
+            return
+        self._drain()
+        self._clock.enter("hooks")
+        self._stragglers.compare(step)
+        self._account(step)
+        self._clock.enter("step")
+        self._throughput.resume()
 
     def _save(self, step: int) -> None:
         if self._store is None or self._saved == step:

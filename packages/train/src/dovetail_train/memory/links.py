@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_train.mesh import BATCH_AXES
+from dovetail_train.mesh.mesh import BATCH_AXES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_train.processes import put
-from dovetail_train.state import Definition, State, init_averages, train_item
+from dovetail_train.mesh.processes import put
+from dovetail_train.step.state import Definition, State, init_averages, train_item
 
 _ARRAY = re.compile(r"(.+)\[([\d, ]*)\]")
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}

@@ -12,18 +12,17 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, NamedSharding
 
-from dovetail_train.memory import StepMemory, step_memory
-from dovetail_train.mesh import batch_placement, row_shards
-
-if TYPE_CHECKING:
-    from dovetail_train.program import Programs
-    from dovetail_train.step import Batch
+from dovetail_train.memory.memory import StepMemory, step_memory
+from dovetail_train.mesh.mesh import batch_placement, row_shards
+from dovetail_train.step.options import Options
+from dovetail_train.step.program import step_program
+from dovetail_train.step.terms import Batch
 
 _MOST_DEVICES = 4096  # beyond, a mesh is a question of its network
 
@@ -55,21 +54,21 @@ class PlannedStep:
     """A step by shapes on an abstract mesh, with the changes already made to it.
 
     Attributes:
-        programs: Options of the trainer, on the mesh.
+        options: Options of the trainer, on the mesh.
         model: The model by shapes, on that mesh.
         batch: The batch by shapes.
         changes: Changes so far.
     """
 
-    programs: "Programs"
+    options: Options
     model: nnx.Module
-    batch: "Batch"
+    batch: Batch
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def memory(self) -> StepMemory:
         """Bytes of one device."""
-        return step_memory(self.programs.program(self.model, self.batch, model_flops=None))
+        return step_memory(step_program(self.options, self.model, self.batch, model_flops=None))
 
     @property
     def rows(self) -> int:
@@ -78,26 +77,26 @@ class PlannedStep:
 
     def changed(self, changes: Mapping[str, Any]) -> "PlannedStep":
         """Returns the step with further changes."""
-        programs, model, batch = self.programs, self.model, dict(self.batch)
+        options, model, batch = self.options, self.model, dict(self.batch)
         axes = {name: n for name, n in changes.items() if name in ("data", "fsdp")}
         if axes:
-            mesh = resized(programs.mesh, axes)
-            model = placed_on(model, mesh, before=programs.mesh)
-            programs = dataclasses.replace(programs, placement=batch_placement(mesh))
+            mesh = resized(options.mesh, axes)
+            model = placed_on(model, mesh, before=options.mesh)
+            options = dataclasses.replace(options, placement=batch_placement(mesh))
         if "remat" in changes:
             model = _rematerialized(model)
         if "accumulate" in changes:
-            programs = dataclasses.replace(programs, accumulate=changes["accumulate"])
+            options = dataclasses.replace(options, accumulate=changes["accumulate"])
         if "compute" in changes:
-            precision = dataclasses.replace(programs.precision, compute=changes["compute"])
-            programs = dataclasses.replace(programs, precision=precision)
+            precision = dataclasses.replace(options.precision, compute=changes["compute"])
+            options = dataclasses.replace(options, precision=precision)
         if "rows" in changes:
             batch = {
                 name: jax.ShapeDtypeStruct((changes["rows"], *x.shape[1:]), x.dtype)
                 for name, x in batch.items()
             }
         return PlannedStep(
-            programs=programs, model=model, batch=batch, changes={**self.changes, **changes}
+            options=options, model=model, batch=batch, changes={**self.changes, **changes}
         )
 
 
@@ -163,11 +162,11 @@ def _likely_bytes(step: PlannedStep, changes: Mapping[str, Any]) -> float:
     memory = step.memory
     per_row = memory.residual_bytes + memory.batch_bytes
     if "fsdp" in changes:
-        size = step.programs.mesh.shape
+        size = step.options.mesh.shape
         ways = math.prod(changes.get(axis, size[axis]) / size[axis] for axis in ("data", "fsdp"))
         return (memory.total_bytes - per_row) * size["fsdp"] / changes["fsdp"] + per_row / ways
     if "accumulate" in changes:
-        before = step.programs.accumulate
+        before = step.options.accumulate
         summed = memory.gradient_bytes if before == 1 else 0  # microbatches add up in a second tree
         saved = memory.residual_bytes * (1 - before / changes["accumulate"])
         return memory.total_bytes + summed - saved
@@ -200,32 +199,32 @@ def _rematerialized(model: Any) -> Any:
 
 def _split_rows(step: PlannedStep) -> int:
     """Returns the rows that one microbatch could have at the least."""
-    return row_shards(step.programs.mesh.shape) * step.programs.group
+    return row_shards(step.options.mesh.shape) * step.options.group
 
 
 def _accumulate(step: PlannedStep) -> Iterator[dict[str, Any]]:
     each = step.rows // _split_rows(step)
-    now = step.programs.accumulate
+    now = step.options.accumulate
     yield from ({"accumulate": n} for n in range(now + 1, each + 1) if each % n == 0)
 
 
 def _compute(step: PlannedStep) -> Iterator[dict[str, Any]]:
-    if step.programs.precision.compute == "float32":
+    if step.options.precision.compute == "float32":
         yield {"compute": "bfloat16"}
 
 
 def _same_devices(step: PlannedStep) -> Iterator[dict[str, Any]]:
-    size = step.programs.mesh.shape
+    size = step.options.mesh.shape
     if "fsdp" in size and size.get("data", 1) > 1:
         yield {"data": 1, "fsdp": size["data"] * size["fsdp"]}
 
 
 def _more_devices(step: PlannedStep) -> Iterator[dict[str, Any]]:
     """Yields meshes of twice the devices, as long as the rows can be split among them."""
-    size = step.programs.mesh.shape
+    size = step.options.mesh.shape
     if "fsdp" not in size:
         return
-    rows = step.rows // (step.programs.accumulate * step.programs.group * size.get("expert", 1))
+    rows = step.rows // (step.options.accumulate * step.options.group * size.get("expert", 1))
     fsdp = 2 * size["fsdp"] * size.get("data", 1)
     while rows % fsdp == 0 and fsdp <= _MOST_DEVICES:
         yield {"data": 1, "fsdp": fsdp} if size.get("data", 1) > 1 else {"fsdp": fsdp}
@@ -233,7 +232,7 @@ def _more_devices(step: PlannedStep) -> Iterator[dict[str, Any]]:
 
 
 def _rows(step: PlannedStep) -> Iterator[dict[str, Any]]:
-    least = _split_rows(step) * step.programs.accumulate
+    least = _split_rows(step) * step.options.accumulate
     each = step.rows // least
     yield from ({"rows": n * least} for n in range(each - 1, 0, -1) if each % n == 0)
 
@@ -257,7 +256,7 @@ def _code(step: PlannedStep) -> str:
     if "compute" in changes:
         options.append(f'precision=Precision(compute="{changes["compute"]}")')
     if "fsdp" in changes:
-        axes = {name: n for name, n in step.programs.mesh.shape.items() if n > 1}
+        axes = {name: n for name, n in step.options.mesh.shape.items() if n > 1}
         options.append(f"mesh=make_mesh({', '.join(f'{name}={n}' for name, n in axes.items())})")
     texts = [f"Trainer({', '.join(options)})"] if options else []
     if "remat" in changes:
@@ -265,7 +264,7 @@ def _code(step: PlannedStep) -> str:
     if "rows" in changes:
         texts.append(f"a batch of {changes['rows']} rows")
     if "fsdp" in changes:
-        texts[-1] += f" on {step.programs.mesh.size} devices"
+        texts[-1] += f" on {step.options.mesh.size} devices"
     return ", ".join(texts)
 
 

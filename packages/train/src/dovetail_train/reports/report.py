@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail_train import _page
-from dovetail_train._chart import Line, Marks, line_chart, number
-from dovetail_train._curves import Curve, History, read_history
+from dovetail_train import _elsewhere
+from dovetail_train.reports import page as _page
+from dovetail_train.reports.chart import Line, Marks, line_chart, number
+from dovetail_train.reports.curves import Curve, History, read_history
+from dovetail_train.reports.words import words
 
 # Points of one line: two for each pixel of a chart, for the lowest and the highest.
 _POINTS = 1000
@@ -67,14 +69,16 @@ def show_report(
     title: str = "Training report",
     sections: Sequence[Section] = (),
     facts: Mapping[str, object] | None = None,
+    leave_out: Sequence[str] = (),
 ) -> ReportPage:
     """Returns a report about training runs, to be displayed in a notebook.
 
     Args:
         runs: Metrics files of `Jsonl` by display name; see `write_report`.
         title: Heading of the page.
-        sections: Sections of your own. They come first.
+        sections: Sections of your own. They follow the loss.
         facts: Versions, configuration or devices by name, written as text at the end.
+        leave_out: Scalars that the page does not show, by their names in the log.
 
     Raises:
         ValueError: As `write_report`.
@@ -95,16 +99,18 @@ def show_report(
             "a report needs at least one run, got runs={}; "
             'write for example write_report("report.html", {"first": "metrics.jsonl"})'
         )
-    histories = [read_history(label, path) for label, path in runs.items()]
-    blocks = [_section(section) for section in sections]
+    histories = [read_history(label, path, leave_out) for label, path in runs.items()]
+    own = [_section(section) for section in sections]
+    first, *charts = _charts(histories)
+    blocks = [first, _page.paragraph(_key(histories)), *own]
     blocks.append(_page.table(_figures(histories), [history.label for history in histories]))
-    blocks.append(_page.paragraph(_key(histories)))
-    blocks += [_time_bars(histories), *_charts(histories)]
+    blocks += [_time_bars(histories), *charts]
     if facts:
         blocks.append(_page.facts("Facts", {name: str(value) for name, value in facts.items()}))
     return ReportPage(html=_page.page(title, blocks))
 
 
+@_elsewhere.call
 def write_report(
     out: str | Path,
     runs: Mapping[str, str | Path],
@@ -112,20 +118,22 @@ def write_report(
     title: str = "Training report",
     sections: Sequence[Section] = (),
     facts: Mapping[str, object] | None = None,
+    leave_out: Sequence[str] = (),
 ) -> Path:
     """Writes an HTML report about training runs and returns its path.
 
-    The page shows a chart of each logged scalar: loss and its terms, evaluations, norms, rates.
-    Seconds by activity come from the scalars "seconds/ACTIVITY", which are running totals. Rates
-    are drawn as medians, without stalls; steps for which the devices waited longer than they
+    The page begins with the loss, followed by your sections, figures and a chart of each other
+    scalar. Seconds by activity come from the scalars "seconds/ACTIVITY", which are running totals.
+    Rates are drawn as medians, without stalls; steps for which the devices waited longer than they
     worked are marked.
 
     Args:
         out: HTML file to write. It needs no other file. An existing file is replaced.
         runs: Metrics files of `Jsonl` by display name. Curves of several runs are overlaid.
         title: Heading of the page.
-        sections: Sections of your own. They come first.
+        sections: Sections of your own. They follow the loss.
         facts: Versions, configuration or devices by name, written as text at the end.
+        leave_out: Scalars that the page does not show, by their names in the log.
 
     Raises:
         ValueError: There are no runs, a file has no step, or `Jsonl` did not write it. Also for
@@ -137,7 +145,7 @@ def write_report(
         >>> dt.Jsonl("metrics.jsonl").write(0, {"loss": 2.5})
         >>> report = dt.write_report("report.html", {"first run": "metrics.jsonl"})
     """
-    page = show_report(runs, title=title, sections=sections, facts=facts)
+    page = show_report(runs, title=title, sections=sections, facts=facts, leave_out=leave_out)
     target = Path(out)
     target.write_text(page.html, encoding="utf-8")
     return target
@@ -175,10 +183,10 @@ def _section(section: Section) -> str:
     return _page.bar_table(heading, values, note=note)
 
 
-# What the charts say, in their order: heading, which names are drawn, and how.
+# Charts in their order: heading, names, whether they are rates.
 _Choice = Callable[[str], bool]
 _GROUPS: Sequence[tuple[str, _Choice, bool]] = (
-    ("Loss", lambda name: name == "loss" or name.startswith("loss/"), False),
+    ("Loss", lambda name: name in ("loss", "eval/loss") or name.startswith("loss/"), False),
     ("Evaluation", lambda name: name.startswith("eval/"), False),
     ("Throughput", lambda name: name in ("tokens_per_s", "rows_per_s", "mfu", "hfu"), True),
     ("Norms", lambda name: name.endswith("_norm"), False),
@@ -213,7 +221,8 @@ def _figures_of(histories: Sequence[History], names: Sequence[str], *, rates: bo
         having = [(history.label, history, name) for history in histories]
         figures.append(_figure(having, name=name, rates=rates))
     if together:
-        figures.append(_figure([(t, histories[0], t) for t in terms], name="loss by term"))
+        parts = [(words(t), histories[0], t) for t in terms]
+        figures.append(_figure(parts, name="loss by term"))
     return [figure for figure in figures if figure]
 
 
@@ -238,8 +247,9 @@ def _figure(parts: Sequence[tuple[str, History, str]], *, name: str, rates: bool
     lines.sort(key=lambda line: not line.faint)
     if len({id(history) for _, history, _ in parts}) == 1:
         marks = marks[:1]  # the same run's, once
-    chart = line_chart(lines, id=_page.slug(name), title=name, marks=marks, from_zero=rates)
-    return _page.figure(name, chart, legend=drawn if len(parts) > 1 else [], notes=sorted(notes))
+    title, legend = words(name), drawn if len(parts) > 1 else []
+    chart = line_chart(lines, id=_page.slug(name), title=title, marks=marks, from_zero=rates)
+    return _page.figure(title, chart, legend=legend, notes=sorted(notes))
 
 
 def _lines(curve: Curve, *, label: str, series: int, notes: set[str], rates: bool) -> list[Line]:
@@ -291,12 +301,12 @@ def _figures(histories: Sequence[History]) -> list[tuple[str, list[str]]]:
     names = list(dict.fromkeys(name for history in histories for name in history.names()))
     for name in names:
         if name == "loss" or name.startswith(("loss/", "eval/")):
-            rows.append((f"last {name}", [_number(h.last(name)) for h in histories]))
+            rows.append((f"last {words(name)}", [_number(h.last(name)) for h in histories]))
     for name in ("tokens_per_s", "rows_per_s", "mfu", "hfu", "step_time_s"):
         if name in names:
-            rows.append((f"median {name}", [_number(_median(h, name)) for h in histories]))
+            rows.append((f"median {words(name)}", [_number(_median(h, name)) for h in histories]))
     if "goodput" in names:
-        rows.append(("goodput", [_number(history.last("goodput")) for history in histories]))
+        rows.append((words("goodput"), [_number(history.last("goodput")) for history in histories]))
     return rows
 
 
@@ -304,10 +314,10 @@ def _time_bars(histories: Sequence[History]) -> str:
     bars = []
     for history in histories:
         names = [name for name in history.names() if name.startswith("seconds/")]
-        seconds = {name.removeprefix("seconds/"): history.last(name) or 0.0 for name in names}
+        seconds = {words(name): history.last(name) or 0.0 for name in names}
         if sum(seconds.values()) > 0:
             bars.append((history.label, seconds))
-    return _page.section("Where the time went", [_page.bars(bars)] if bars else [])
+    return f"<section><h2>Where the time went</h2>{_page.bars(bars)}</section>" if bars else ""
 
 
 def _median(history: History, name: str) -> float | None:

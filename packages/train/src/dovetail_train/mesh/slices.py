@@ -18,7 +18,7 @@ from jax.experimental.mesh_utils import create_hybrid_device_mesh
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int
 
-from dovetail_train.devices import slice_of
+from dovetail_train.mesh.devices import slice_of
 
 # Axes that may cross slices. The others exchange activations in every layer.
 DCN_AXES = ("stage", "data", "fsdp")

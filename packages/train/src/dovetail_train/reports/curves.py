@@ -3,14 +3,14 @@
 """Curves from a run's JSONL, smoothed and thinned for drawing."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from dovetail_train.records import read_jsonl
+from dovetail_train.logs.records import read_jsonl
 
 # Of these no curve is drawn: they say where a line is from.
 _HEAD = ("step", "generation", "time_s")
@@ -125,9 +125,18 @@ class History:
         return float(values[-1]) if len(values) else None
 
 
-def read_history(label: str, path: str | Path) -> History:
-    """Reads a log. Raises ValueError if the file has no step."""
-    lines = read_jsonl(path)
+def read_history(label: str, path: str | Path, leave_out: Collection[str] = ()) -> History:
+    """Reads a log.
+
+    Args:
+        label: Display name.
+        path: File of `Jsonl`.
+        leave_out: Names of scalars that the history does not have.
+
+    Raises:
+        ValueError: The file has no step.
+    """
+    lines = [{n: v for n, v in line.items() if n not in leave_out} for line in read_jsonl(path)]
     if not lines:
         raise ValueError(
             f"a run must have at least one step, got none in {label!r} ({path}); "

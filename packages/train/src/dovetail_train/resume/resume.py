@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import jax
 
-from dovetail_train.contract import (
+from dovetail_train.mesh.processes import first, gather
+from dovetail_train.resume.contract import (
     Difference,
     between,
     compare,
@@ -19,7 +20,7 @@ from dovetail_train.contract import (
     readable,
     refusal,
 )
-from dovetail_train.conversion import (
+from dovetail_train.resume.conversion import (
     HYPERPARAMS,
     Converted,
     convert,
@@ -27,9 +28,8 @@ from dovetail_train.conversion import (
     plain,
     target_of,
 )
-from dovetail_train.processes import first, gather
-from dovetail_train.program import Programs
-from dovetail_train.state import Definition, State, train_item
+from dovetail_train.step.options import Options
+from dovetail_train.step.state import Definition, State, train_item
 from dovetail_train.store import PeekStore, Stateful, Store
 
 _log = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ class Beginning:
         target: Shapes and shardings of the state.
         build: Returns a fresh state.
         definition: The split model.
-        programs: Options of the trainer.
+        options: Options of the trainer.
     """
 
     params: Any
     target: State
     build: Callable[[], State]
     definition: Definition
-    programs: Programs
+    options: Options
 
 
 class Description:
@@ -68,7 +68,7 @@ class Description:
     """
 
     def __init__(self, begin: Beginning) -> None:
-        self._make = functools.partial(description, begin.programs, begin.definition, begin.target)
+        self._make = functools.partial(description, begin.options, begin.definition, begin.target)
         self.saved: dict[str, Any] | None = None
         self._rows: tuple[int, int] | None = None  # of the smallest and the largest batch
 

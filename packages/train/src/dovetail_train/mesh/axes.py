@@ -16,7 +16,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from dovetail_train.mesh import BATCH_AXES
+from dovetail_train.mesh.mesh import BATCH_AXES
 
 _log = logging.getLogger(__name__)
 AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)

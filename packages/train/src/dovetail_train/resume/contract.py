@@ -17,10 +17,10 @@ from typing import Any, Literal
 import jax
 
 from dovetail_train._patterns import name_of
-from dovetail_train.conversion import flat, plain
-from dovetail_train.describe import alike, changes, codes, describe, root, short, shown
-from dovetail_train.program import Programs
-from dovetail_train.state import Definition, State
+from dovetail_train.resume.conversion import flat, plain
+from dovetail_train.resume.describe import alike, changes, codes, describe, root, short, shown
+from dovetail_train.step.options import Options
+from dovetail_train.step.state import Definition, State
 
 Verdict = Literal["free", "logged", "converted", "refused"]
 _VERSIONED = ("jax", "flax", "optax", "dovetail-train")
@@ -107,28 +107,28 @@ class Difference:
         return f"{self.name} {self.before} is now {self.after}"
 
 
-def description(programs: Programs, definition: Definition, target: State) -> dict[str, Any]:
+def description(options: Options, definition: Definition, target: State) -> dict[str, Any]:
     """Returns the description of a run as JSON: settings, functions, names and shapes of arrays.
 
     Args:
-        programs: Options of the trainer.
+        options: Options of the trainer.
         definition: The split model; has the optimizer for its parameters.
         target: Shapes of the state.
     """
-    precision, tx = programs.precision, describe(definition.tx)
+    precision, tx = options.precision, describe(definition.tx)
     return _canonical(
         {
             "format": _FORMAT,
-            "seed": programs.seed,
-            "accumulate": programs.accumulate,
+            "seed": options.seed,
+            "accumulate": options.accumulate,
             "precision": {"compute": precision.compute, "keep": precision.keep},
-            "ema": programs.ema,
-            "max_skips": programs.max_skips,
-            "weights": describe(dict(programs.weights)),
+            "ema": options.ema,
+            "max_skips": options.max_skips,
+            "weights": describe(dict(options.weights)),
             "optimizer": tx,
-            "loss": describe(programs.loss),
-            "guard": describe(programs.guard),
-            "after_update": describe(programs.after_update),
+            "loss": describe(options.loss),
+            "guard": describe(options.guard),
+            "after_update": describe(options.after_update),
             "versions": {"python": platform.python_version()}
             | {name: importlib.metadata.version(name) for name in _VERSIONED},
             "arrays": {

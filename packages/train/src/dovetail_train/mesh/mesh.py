@@ -17,8 +17,9 @@ from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from dovetail_train.devices import absent_twin, kind_of, slice_of
-from dovetail_train.slices import hybrid_devices
+from dovetail_train import _elsewhere
+from dovetail_train.mesh.devices import absent_twin, kind_of, slice_of
+from dovetail_train.mesh.slices import hybrid_devices
 
 # Outermost first: the axes that talk most lie innermost, on the nearest devices.
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
@@ -32,6 +33,7 @@ _CACHED = (
 )
 
 
+@_elsewhere.make_mesh
 def make_mesh(
     *,
     data: int = 1,
@@ -46,8 +48,7 @@ def make_mesh(
 ) -> Mesh:
     """Returns a mesh of all six axes (AxisType.Auto). An axis of -1 takes the remaining devices.
 
-    Devices of several TPU slices (`slice_index`) are arranged so that the data axis alone crosses
-    them.
+    Devices of several TPU slices (`slice_index`) are arranged so that data alone crosses them.
 
     The trainer also takes any other mesh. The axes of a plain `jax.make_mesh` are Explicit, and
     many modules cannot run on these by themselves; see `auto_mesh`. Warns if several CPU devices

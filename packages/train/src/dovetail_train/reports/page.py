@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from dovetail_train._chart import COLOURS, number, swatch
+from dovetail_train.reports.chart import COLOURS, FONT, WIDTH, number, swatch
 
-# Okabe and Ito's colours, which the colour-blind tell apart (https://jfly.uni-koeln.de/color/);
-# darkened on white and lightened on black to a contrast of at least 3.
-_LIGHT = ("#0072b2", "#d55e00", "#007a5a", "#b3538b", "#a87000", "#3a86b8", "#444444")
-_DARK = ("#56b4e9", "#ff8c42", "#2cc59a", "#e39cc4", "#f0b429", "#9ad1f5", "#cccccc")
+# Apart by at least 0.13 in OKLab, also as the colour-blind see them (Machado et al. 2009), with a
+# contrast of at least 3 to their ground.
+_LIGHT = ("#0072b2", "#d55e00", "#00a3b2", "#2a10c8", "#14140a", "#6d2900", "#a2435b")
+_DARK = ("#56b4e9", "#ff8c42", "#f0e442", "#e02a1c", "#3070ff", "#60f0d8", "#a8489a")
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d1d1f;--soft:#5f6368;--rule:#dcdce0;--paper:#fff;LIGHT}
@@ -23,14 +23,16 @@ body{margin:0 auto;max-width:72rem;padding:1.25rem;background:var(--paper);color
 h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}
 h2{font-size:1.15rem;margin:2rem 0 .5rem}
 .charts{display:grid;gap:1.25rem 2rem;
- grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr))}
-figure{margin:0;break-inside:avoid}
+ grid-template-columns:repeat(auto-fill,minmax(min(100%,28rem),1fr))}
+figure{margin:0;max-width:WIDTHpx;break-inside:avoid}
 figcaption{font-weight:600}
-figure p,.key,.legend{margin:.15rem 0 0;color:var(--soft);font-size:.82rem}
+figcaption::first-letter{text-transform:uppercase}
+figure p,.key,.legend{margin:.15rem 0 0;color:var(--soft);font-size:.9rem}
 .legend{display:flex;flex-wrap:wrap;gap:.15rem 1rem;padding:0;list-style:none}
-svg{display:block;width:100%;height:auto}
-svg.swatch{display:inline-block;width:1.7rem;height:.55rem;margin-right:.35rem}
-svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
+svg{display:block;width:100%;height:auto;overflow:visible}
+.swatch{display:inline-block;width:1.7rem;height:.55rem;margin-right:.35rem}
+svg text{font:16px system-ui,sans-serif;fill:var(--soft);dominant-baseline:central}
+@media(max-width:30rem){svg text{font-size:FONTpx}}
 svg .y{text-anchor:end}svg .x{text-anchor:middle}
 polyline,line{fill:none;stroke-width:1.6;stroke-linejoin:round}
 .faint{opacity:.3;stroke-width:1}
@@ -39,9 +41,11 @@ polyline,line{fill:none;stroke-width:1.6;stroke-linejoin:round}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem 1.2rem .2rem 0;text-align:left;vertical-align:top;
  border-bottom:1px solid var(--rule)}
-pre{padding:.6rem;border:1px solid var(--rule);white-space:pre-wrap}
+pre{padding:.6rem;border:1px solid var(--rule);white-space:pre-wrap;max-height:24rem;overflow:auto}
+.stack{display:flex;height:1.4rem;gap:2px;margin:.25rem 0 .75rem}
 .wide{width:60%}.bar{height:.8rem;background:var(--soft)}tr:first-child .bar{background:var(--c0)}
-td{min-width:5rem}tbody th{font-weight:400;color:var(--soft)}
+td{min-width:4rem}.number{white-space:nowrap}.note{max-width:44rem}
+th{overflow-wrap:break-word}tbody th{font-weight:400;color:var(--soft)}
 @media(max-width:40rem){body{padding:.8rem}.many thead{display:none}
  .many tr,.many th,.many td{display:block;border:0;padding:0}
  .many tr{border-bottom:1px solid var(--rule);padding:.3rem 0}
@@ -93,8 +97,6 @@ def figure(
 
 def table(rows: Sequence[tuple[str, Sequence[str]]], runs: Sequence[str]) -> str:
     """Returns figures by name, a column for each run; on a narrow screen columns become lines."""
-    kind = ' class="many"' if len(runs) > 1 else ""
-    head = "".join(f'<th scope="col">{escape(run)}</th>' for run in runs)
     lines = []
     for name, cells in rows:
         tagged = "".join(
@@ -102,10 +104,15 @@ def table(rows: Sequence[tuple[str, Sequence[str]]], runs: Sequence[str]) -> str
             for run, cell in zip(runs, cells, strict=True)
         )
         lines.append(f'<tr><th scope="row">{escape(name)}</th>{tagged}</tr>')
-    return (
-        f"<section><h2>Final figures</h2><table{kind}>"
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></section>"
-    )
+    return f"<section><h2>Final figures</h2>{_grid(runs, lines)}</section>"
+
+
+def _grid(runs: Sequence[str], lines: Sequence[str]) -> str:
+    """Returns a table with a column for each run; one run needs no head."""
+    head = "".join(f'<th scope="col">{escape(run)}</th>' for run in runs)
+    many = f"<thead><tr><th></th>{head}</tr></thead>" if len(runs) > 1 else ""
+    kind = ' class="many"' if many else ""
+    return f"<table{kind}>{many}<tbody>{''.join(lines)}</tbody></table>"
 
 
 def facts(heading: str, values: Mapping[str, str], *, note: str = "") -> str:
@@ -133,7 +140,8 @@ def bar_table(heading: str, values: Mapping[str, float], *, note: str) -> str:
     """
     most = max(values.values()) or 1.0
     lines = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{number(value)}</td><td class="wide">'
+        f'<tr><th scope="row">{escape(name)}</th><td class="number">{number(value)}</td>'
+        '<td class="wide">'
         f'<div class="bar" style="width:{100 * value / most:.1f}%"></div></td></tr>'
         for name, value in values.items()
     )
@@ -152,39 +160,33 @@ def texts(heading: str, values: Sequence[str], *, note: str) -> str:
 
 
 def _block(heading: str, content: str, note: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{content}{paragraph(note)}</section>"
+    said = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<section><h2>{escape(heading)}</h2>{content}{said}</section>"
 
 
 def bars(runs: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    """Returns a bar per run, divided by seconds of activity; equal activities share a colour."""
-    activities = list(dict.fromkeys(name for _, seconds in runs for name in seconds))
-    width, height, gap = 520, 22, 24
-    parts, said = [], []
-    for row, (run, seconds) in enumerate(runs):
-        total, across, top = sum(seconds.values()), 0.0, row * (height + gap) + 16
-        parts.append(f'<text x="0" y="{top - 4}">{escape(run)}, {number(total)} s</text>')
-        for name, value in seconds.items():
-            long = value / total * width
-            share = f"{name}: {number(value)} s ({value / total:.1%})"
-            parts.append(
-                f'<rect class="c{activities.index(name) % COLOURS}" x="{across:.2f}" y="{top}" '
-                f'width="{long:.2f}" height="{height}"><title>{escape(share)}</title></rect>'
-            )
-            across += long
-        said.append(f"{run}: " + ", ".join(f"{n} {v / total:.1%}" for n, v in seconds.items()))
-    tall = len(runs) * (height + gap)
-    legend = "".join(
-        f'<li><svg class="swatch" viewBox="0 0 26 8" aria-hidden="true"><rect '
-        f'class="c{i % COLOURS}" width="26" height="8"/></svg>{escape(name)}</li>'
-        for i, name in enumerate(activities)
-    )
-    text = escape("; ".join(said))
-    return (
-        f"<figure><figcaption>seconds by activity</figcaption>"
-        f'<ul class="legend">{legend}</ul><svg viewBox="0 0 {width} {tall}" role="img" '
-        f'aria-labelledby="time-t time-d"><title id="time-t">seconds by activity</title>'
-        f'<desc id="time-d">{text}</desc>{"".join(parts)}</svg><p>{text}</p></figure>'
-    )
+    """Returns a bar per run, divided by seconds of activity, over a table of the seconds.
+
+    Equal activities share a colour. The longest comes first; those without a second are left out.
+    """
+    sums = {name: sum(s.get(name, 0.0) for _, s in runs) for _, seconds in runs for name in seconds}
+    activities = [n for n in sorted(sums, key=lambda n: -sums[n]) if sums[n]]
+    stacks, cells = [], dict.fromkeys(activities, "")
+    for run, seconds in runs:
+        total, parts = sum(seconds.values()), []
+        for i, name in enumerate(activities):
+            value = seconds.get(name, 0.0)
+            share = f"{number(value)} s, {value / total:.1%}"
+            parts.append(f'<i class="c{i % COLOURS}" style="width:{100 * value / total:.2f}%"></i>')
+            cells[name] += f'<td class="number" data-run="{escape(run)}">{share}</td>'
+        label = escape(f"{run}: {number(total)} s")
+        stacks.append(f"<div>{label}</div>" if len(runs) > 1 else "")
+        stacks.append(f'<div class="stack" role="img" aria-label="{label}">{"".join(parts)}</div>')
+    lines = [
+        f'<tr><th scope="row"><i class="swatch c{i % COLOURS}"></i>{escape(name)}</th>{row}</tr>'
+        for i, (name, row) in enumerate(cells.items())
+    ]
+    return f"{''.join(stacks)}{_grid([run for run, _ in runs], lines)}"
 
 
 def slug(name: str) -> str:
@@ -197,8 +199,9 @@ def _style() -> str:
         return ";".join(f"--c{i}:{colour}" for i, colour in enumerate(colours))
 
     classes = "".join(
-        f".c{i}{{stroke:var(--c{i})}}circle.c{i},rect.c{i}{{fill:var(--c{i});stroke:none}}"
+        f".c{i}{{stroke:var(--c{i})}}circle.c{i}{{fill:var(--c{i})}}i.c{i}{{background:var(--c{i})}}"
         for i in range(COLOURS)
     )
     style = _STYLE.replace("LIGHT", variables(_LIGHT)).replace("DARK", variables(_DARK))
+    style = style.replace("WIDTH", str(WIDTH)).replace("FONT", str(FONT))
     return style.replace("COLOURS", classes)

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from dovetail_train.mesh import BATCH_AXES
+from dovetail_train.mesh.mesh import BATCH_AXES
 
 _CONTEXT, _TENSOR = "context", "tensor"
 

@@ -22,9 +22,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from dovetail_train._keys import is_key, key_data, typed
-from dovetail_train._peers import LostProcessError, Watch, explained
-from dovetail_train.mesh import process_shard
-from dovetail_train.sinks import Sink
+from dovetail_train.logs.sinks import Sink
+from dovetail_train.mesh.mesh import process_shard
+from dovetail_train.mesh.peers import LostProcessError, Watch, explained
 
 _log = logging.getLogger(__name__)
 # A value takes a multiple of these bytes, so that most values are gathered by one compiled program.

@@ -13,15 +13,17 @@ from html import escape
 
 import numpy as np
 
-from dovetail_train._curves import Curve
+from dovetail_train.reports.curves import Curve
 
-WIDTH, HEIGHT = 520, 270
-LEFT, RIGHT, TOP, BOTTOM = 66, 30, 14, 30
+# Two charts beside each other are as wide on a desk, so their text has the size of the page's. On a
+# phone a chart shrinks to two thirds, and its text is FONT instead.
+WIDTH, HEIGHT, FONT = 540, 310, 23
+LEFT, RIGHT, TOP, BOTTOM = 92, 36, 14, 40
 COLOURS = 7
 # Solid, then by rising breaks: one for each turn through the colours.
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
-# How wide a digit of 12 px is, generously.
-_DIGIT = 7
+# How wide a digit of FONT is, generously.
+_DIGIT = 13
 # Values that span this factor are read better on a logarithmic axis.
 _LOG_FACTOR = 20
 # Below this part of the largest a value is rounding, for which decades would take up the chart.
@@ -207,9 +209,9 @@ def _grid(x: _Axis, y: _Axis) -> Iterator[str]:
     for value, label in y.ticks:
         down = y.place(value)
         yield f'<line class="grid" x1="{LEFT}" y1="{down:.2f}" x2="{right}" y2="{down:.2f}"/>'
-        yield f'<text class="y" x="{LEFT - 6}" y="{down + 4:.2f}">{label}</text>'
+        yield f'<text class="y" x="{LEFT - 6}" y="{down:.2f}">{label}</text>'
     for value, label in x.ticks:
-        yield f'<text class="x" x="{x.place(value):.2f}" y="{bottom + 18}">{label}</text>'
+        yield f'<text class="x" x="{x.place(value):.2f}" y="{bottom + 22}">{label}</text>'
     yield f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>'
 
 
@@ -249,7 +251,8 @@ def _linear(
         ]
         write = _writer(max(map(abs, values)), step)
         ticks = [(value, write(value)) for value in values]
-        if room is None or sum((len(label) + 1) * _DIGIT for _, label in ticks) <= room:
+        widest = max((len(label) for _, label in ticks), default=0)
+        if room is None or (widest + 1) * _DIGIT * (high - low) <= step * room:
             break
     return ticks
 

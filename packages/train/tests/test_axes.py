@@ -8,8 +8,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from dovetail_train import Trainer, abstract_mesh, estimate, fsdp_shardings, lm_loss
-from dovetail_train.axes import auto_mesh, check_uses, retyped
-from dovetail_train.mesh import make_mesh
+from dovetail_train.mesh.axes import auto_mesh, check_uses, retyped
+from dovetail_train.mesh.mesh import make_mesh
 from dovetail_train.testing import TinyDecoder
 
 AUTO, EXPLICIT, MANUAL = AxisType.Auto, AxisType.Explicit, AxisType.Manual

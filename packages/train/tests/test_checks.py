@@ -14,7 +14,7 @@ import pytest
 from flax import linen, nnx
 
 from dovetail_train import Precision, Trainer
-from dovetail_train._checks import check_model, check_placement, check_run
+from dovetail_train.step.checks import check_model, check_placement, check_run
 
 
 class Batches(list):
@@ -165,7 +165,7 @@ def test_a_callable_tree_of_arrays_is_trained_by_the_lines_of_its_refusal():
         "got Layer, a tree of arrays as those of Equinox are; write Wrapped(model) with" in message
     )
     lines = message[message.index("class Wrapped") :]
-    assert len([line for line in lines.splitlines() if line]) == 8
+    assert len([line for line in lines.splitlines() if line]) == 10
     names = {"jax": jax, "jnp": jnp, "nnx": nnx}
     exec(lines, names)
     module = names["Wrapped"](model)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail_train import Eval, OrbaxStore, Trainer
-from dovetail_train._completions import Completion
-from dovetail_train.clock import Activity, Clock, Rates, Throughput
+from dovetail_train.loop.clock import Activity, Clock, Completion, Rates, Throughput
 
 
 class _Time:

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from dovetail_train import _completions
-from dovetail_train._completions import Completion, Completions
+from dovetail_train.loop import clock
+from dovetail_train.loop.clock import Completion, Completions
 
 LIMIT_S = 120  # only turns a hang into a failure
 
@@ -118,7 +118,7 @@ def test_close_waits_for_the_result_that_is_computed_and_for_no_other():
 
 
 def test_a_result_that_never_comes_does_not_hold_close(monkeypatch, caplog):
-    monkeypatch.setattr(_completions, "_CLOSE_S", 0.0)
+    monkeypatch.setattr(clock, "_CLOSE_S", 0.0)
     completions, lost = Completions(_Time()), _Result()
     completions.add(lost)
     assert lost.awaited.wait(LIMIT_S)

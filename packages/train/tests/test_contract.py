@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import OrbaxStore, Trainer
-from dovetail_train.contract import between, compare, description
+from dovetail_train.resume.contract import between, compare, description
 
 
 def _loss(model, batch, *, key):
@@ -29,7 +29,7 @@ def _described(**options):
 
 def _described_with(tx, **options):
     begin = Trainer(tx, _loss, **options)._begin(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
-    return description(begin.programs, begin.definition, begin.target)
+    return description(begin.options, begin.definition, begin.target)
 
 
 def test_another_change_after_the_update_is_logged():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail_train import Jsonl
-from dovetail_train._curves import Curve, read_history
+from dovetail_train.reports.curves import Curve, read_history
 
 
 def _curve(values):

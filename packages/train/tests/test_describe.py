@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from dovetail_train import Precision, lm_loss, make_mesh
-from dovetail_train.describe import changes, codes, describe, is_opaque, shown
+from dovetail_train.resume.describe import changes, codes, describe, is_opaque, shown
 
 PROGRAM = Path(__file__).parent / "programs" / "described.py"
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from dovetail_train import abstract_mesh, make_mesh
-from dovetail_train.devices import KINDS, absent_twin, kind_of, peak_flops
+from dovetail_train.mesh.devices import KINDS, absent_twin, kind_of, peak_flops
 
 NAMES = {
     "NVIDIA A100-SXM4-40GB": ("a100-40gb", "A100 40GB"),

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trainer
-from dovetail_train._fit import Run
+from dovetail_train.loop.fit import Run
 
 STEP_S, LIMIT_S = 0.125, 120  # the limit only turns a hang into a failure
 TIMED = ("step", "skipped", "data", "stall", "hooks", "save")

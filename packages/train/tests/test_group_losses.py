@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trainer
-from dovetail_train.step import BatchLoss, GroupLoss, group_rows
+from dovetail_train.step.terms import BatchLoss, GroupLoss, group_rows
 
 ROWS, WIDTH = 16, 5
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import BadStep, StepGuard, Trainer
-from dovetail_train.guard import judge, no_skips
+from dovetail_train.step.guard import judge, no_skips
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import StopRun, Trainer
+from dovetail_train import Eval, StopRun, Trainer
 
 
 class _Data:
@@ -113,6 +113,16 @@ def test_a_hook_ends_the_run_by_its_own_value_and_the_resumed_run_goes_on(kind):
     assert (resumed.step, resumed.interrupted) == (5, False)
     # The hook that ended the run had finished; the one after it was pending.
     assert (ends.steps, after.steps) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+
+
+def test_a_subclass_that_replaces_the_call_alone_is_called():
+    class Patient(Eval):
+        def __call__(self, trainer, state, step):
+            return StopRun(super().__call__(trainer, state, step))
+
+    loss = {"loss": lambda model, batch, *, key: (model(batch["x"]).sum(), 4.0)}
+    result = _fit(Patient([{"x": np.ones((2, 3), np.float32)}], every=1, metrics=loss))
+    assert (result.step, result.interrupted) == (1, True)
 
 
 def test_a_hook_that_ends_the_last_step_interrupts_nothing():

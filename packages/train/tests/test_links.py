@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dovetail_train import Trainer, abstract_mesh, estimate, lm_loss, slice_ids
-from dovetail_train.links import link_bytes
+from dovetail_train.memory.links import link_bytes
 from dovetail_train.testing import TinyDecoder
 
 

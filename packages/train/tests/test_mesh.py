@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
 import warm_start
-from dovetail_train.mesh import (
+from dovetail_train.mesh.mesh import (
     caches_cpu_programs,
     check_batch,
     fsdp_shardings,

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from dovetail_train import Metrics
-from dovetail_train.metrics import first_non_finite, is_finite
+from dovetail_train.step.metrics import first_non_finite, is_finite
 
 
 def test_the_first_leaf_with_a_nan_or_an_infinity_is_named():

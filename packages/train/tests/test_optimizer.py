@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Precision, Trainer
-from dovetail_train.mesh import ambient
+from dovetail_train.mesh.mesh import ambient
 
 SGD = optax.sgd(0.1)
 SAM = (SGD, optax.chain(optax.contrib.normalize(), optax.sgd(0.05)))
@@ -182,7 +182,7 @@ def test_a_search_under_guard_average_precision_and_frozen_parameters():
     state, last = trainer.step(state, _batch())
     assert last.read()["loss"] < first.read()["loss"]
     np.testing.assert_array_equal(state.frozen["scale"], _Net().scale[...])
-    assert trainer._prepared.step._cache_size() == 1
+    assert trainer._step.compiled._cache_size() == 1
 
 
 @pytest.mark.thorough

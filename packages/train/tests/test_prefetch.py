@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trainer
-from dovetail_train.prefetch import DrawnData, Draws, Prefetch
+from dovetail_train.loop.prefetch import DrawnData, Draws, Prefetch
 
 
 class _Numbers:

@@ -21,10 +21,10 @@ from dovetail_train import (
     process_shard,
     watch_processes,
 )
-from dovetail_train._progress import Progress
-from dovetail_train.clock import Clock
-from dovetail_train.guard import Skipped
-from dovetail_train.processes import Compared, first, gather, receiving
+from dovetail_train.loop.clock import Clock
+from dovetail_train.loop.progress import Progress
+from dovetail_train.mesh.processes import Compared, first, gather, receiving
+from dovetail_train.step.guard import Skipped
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -144,6 +144,22 @@ def test_survivors_of_a_killed_process_raise_and_the_run_resumes(tmp_path):
         assert trial["survivors"] == [1], trial  # an exception, not a C++ abort
         assert "all 2 processes of a run must stay until its end, got a lost" in trial["said"]
         assert "start all processes again with the same arguments" in trial["said"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("slow", [1, -1])
+def test_a_process_that_is_slow_inside_of_steps_is_named_and_no_other_is(tmp_path, slow):
+    result = _launches("throttled.py", tmp_path, slow)
+    assert result["accounts"][:2] == [1, 2]  # also between the hooks of every fifth step
+    if slow < 0:
+        assert result["straggler"] is None
+        assert "is slower than the others" not in result["log"]
+        return
+    straggler = result["straggler"]
+    assert (straggler["process"], straggler["activity"]) == (slow, "devices")
+    assert straggler["own_s"] >= 2 * straggler["others_s"] > 0
+    assert f"process {slow} is slower than the others" in result["log"]
+    assert "s of its devices since the start" in result["log"]
 
 
 @pytest.mark.thorough

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trainer
-from dovetail_train.rates import learning_rates
+from dovetail_train.step.rates import learning_rates
 
 WARMUP, STEPS, PEAK = 3, 12, 1e-2
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, PEAK, WARMUP, STEPS, end_value=PEAK / 20)
@@ -244,7 +244,7 @@ def test_the_rate_adds_no_work_and_no_buffer_to_the_step(monkeypatch):
         return Trainer(tx, _loss, accumulate=2).program(model, batch).compile()
 
     measured = compiled()
-    monkeypatch.setattr("dovetail_train.update.learning_rates", lambda *args: {})
+    monkeypatch.setattr("dovetail_train.step.update.learning_rates", lambda *args: {})
     bare = compiled()
     flops = [x.cost_analysis()["flops"] for x in (measured, bare)]
     assert flops[0] - flops[1] < 100 < flops[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail_train import Jsonl
-from dovetail_train.report import Section, show_report, write_report
+from dovetail_train.reports.report import Section, show_report, write_report
 
 
 def _run(path, *, steps, seed, resume_at=None, skip=(), stall=(), start=0.0):
@@ -61,9 +61,9 @@ def _points(figure, *, faint=None):
         return values if kind == "x" or not log else (np.exp if back else np.log)(values)
 
     inverse = {}
-    for kind, shift in (("x", 0), ("y", 4)):  # a label stands 4 below its line
+    for kind in ("x", "y"):
         texts = [t for t in svg.iter("text") if t.get("class") == kind]
-        pixels = [float(t.get(kind)) - shift for t in texts]
+        pixels = [float(t.get(kind)) for t in texts]
         inverse[kind] = np.polyfit(pixels, read(kind, [float(t.text) for t in texts]), 1)
     points = []
     for line in svg.iter("polyline"):
@@ -73,10 +73,10 @@ def _points(figure, *, faint=None):
     return np.polyval(inverse["x"], across), read("y", np.polyval(inverse["y"], down), back=True)
 
 
-def _table(root):
-    table = root.find(".//table")
+def _table(root, heading="Final figures"):
+    (table,) = [s.find("table") for s in root.iter("section") if s.find("h2").text == heading]
     return {
-        row.find("th").text: [cell.text for cell in row.findall("td")]
+        "".join(row.find("th").itertext()): [cell.text for cell in row.findall("td")]
         for row in table.find("tbody")
     }
 
@@ -86,39 +86,39 @@ def test_the_curves_of_one_run_are_its_numbers(tmp_path):
     _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
     figures = _figures(root)
     assert list(figures) == [
-        "seconds by activity",
-        "loss",
+        "training loss",
         "loss by term",
-        "eval/bits",
-        "tokens_per_s",
-        "mfu",
-        "grad_norm",
+        "evaluation: bits",
+        "tokens per second",
+        "share of the peak FLOPs, model",
+        "gradient norm",
     ]
-    # A hundredth of a pixel of 226 for a range of 8, and of 424 for 90 steps.
-    steps, values = _points(figures["loss"], faint=True)
+    assert root.find(".//h2").text == "Loss"
+    # A hundredth of a pixel of 256 for a range of 8, and of 412 for 90 steps.
+    steps, values = _points(figures["training loss"], faint=True)
     np.testing.assert_allclose(steps, np.arange(90), atol=0.01)
     np.testing.assert_allclose(values, losses, atol=1e-3)
     _, terms = _points(figures["loss by term"], faint=True)
-    # Logarithmic, as they span more than a factor of 20: half a hundredth of a pixel of 226.
+    # Logarithmic, as they span more than a factor of 20: half a hundredth of a pixel of 256.
     np.testing.assert_allclose(terms, [*losses * 0.5, *losses * 2], rtol=2e-4)
-    steps, values = _points(figures["eval/bits"])
+    steps, values = _points(figures["evaluation: bits"])
     np.testing.assert_allclose(steps, np.arange(10, 91, 10), atol=0.01)
     np.testing.assert_allclose(values, losses[9::10] / 4, atol=1e-3)
     # Faint lines lie below all others.
     classes = [line.get("class") for line in figures["loss by term"].iter("polyline")]
     assert classes == ["faint c0", "faint c1", "c0", "c1"]
     legend = [li[0].tail for li in figures["loss by term"].iter("li")]
-    assert legend == ["loss/web", "loss/code"]
+    assert legend == ["loss: web", "loss: code"]
 
 
 def test_the_strong_line_is_the_mean_of_its_neighbours(tmp_path):
     losses = _run(tmp_path / "m.jsonl", steps=110, seed=1)
     _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
-    _, values = _points(_figures(root)["loss"], faint=False)
+    _, values = _points(_figures(root)["training loss"], faint=False)
     # 110 values: one on each side; at the ends none.
     inner = (losses[:-2] + losses[1:-1] + losses[2:]) / 3
     np.testing.assert_allclose(values, [losses[0], *inner, losses[-1]], atol=1e-3)
-    assert "Strong: the mean of each 2%" in "".join(_figures(root)["loss"].itertext())
+    assert "Strong: the mean of each 2%" in "".join(_figures(root)["training loss"].itertext())
 
 
 def test_runs_are_overlaid_with_a_legend(tmp_path):
@@ -127,11 +127,11 @@ def test_runs_are_overlaid_with_a_legend(tmp_path):
     _, root = _report(tmp_path, {"a": tmp_path / "a.jsonl", "b": tmp_path / "b.jsonl"})
     figures = _figures(root)
     assert "loss by term" not in figures
-    _, values = _points(figures["loss"])
+    _, values = _points(figures["training loss"])
     np.testing.assert_allclose(values, [*first, *second], atol=1e-3)
-    _, values = _points(figures["loss/web"])
+    _, values = _points(figures["loss: web"])
     np.testing.assert_allclose(values, [*first * 0.5, *second * 0.5], atol=1e-3)
-    assert [li[0].tail for li in figures["loss"].iter("li")] == ["a", "b"]
+    assert [li[0].tail for li in figures["training loss"].iter("li")] == ["a", "b"]
 
 
 def test_the_table_has_the_last_and_the_median_figures(tmp_path):
@@ -142,22 +142,23 @@ def test_the_table_has_the_last_and_the_median_figures(tmp_path):
     assert table["steps"] == ["30", "25"]
     assert table["resumed"] == ["once", "no"]
     assert table["skipped steps"] == ["2", "0"]
-    assert table["last loss"] == [f"{first[-1]:.4g}", f"{second[-1]:.4g}"]
-    assert table["last eval/bits"] == [f"{first[29] / 4:.4g}", f"{second[19] / 4:.4g}"]
-    assert table["median tokens_per_s"] == ["2048", "2048"]
-    assert (table["median mfu"], table["goodput"]) == (["0.25"] * 2, ["0.75"] * 2)
+    assert table["last training loss"] == [f"{first[-1]:.4g}", f"{second[-1]:.4g}"]
+    assert table["last evaluation: bits"] == [f"{first[29] / 4:.4g}", f"{second[19] / 4:.4g}"]
+    assert table["median tokens per second"] == ["2048", "2048"]
+    assert table["median share of the peak FLOPs, model"] == ["0.25"] * 2
+    assert table["share of the time in steps"] == ["0.75"] * 2
 
 
 def test_resumes_and_skips_are_marked_and_explained(tmp_path):
     losses = _run(tmp_path / "m.jsonl", steps=40, seed=6, resume_at=30, skip=(7,))
     text, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
-    titles = [t.text for t in _figures(root)["loss"].iter("title")]
+    titles = [t.text for t in _figures(root)["training loss"].iter("title")]
     assert titles[1:] == ["resumed at step 30", "step 7 was skipped"]
     # Lines of the same run share their marks.
     assert [t.text for t in _figures(root)["loss by term"].iter("title")][1:] == titles[1:]
     assert "Dashed verticals: a run was resumed." in text
     assert "Strokes on the axis: a step that was skipped, of which nothing is drawn." in text
-    steps, values = _points(_figures(root)["loss"])
+    steps, values = _points(_figures(root)["training loss"])
     assert 7 not in steps.round().astype(int)
     np.testing.assert_allclose(values, np.delete(losses, 7), atol=1e-3)
 
@@ -166,24 +167,23 @@ def test_stalls_are_marked_on_rates_alone_and_explained(tmp_path):
     _run(tmp_path / "m.jsonl", steps=60, seed=8, stall=(7, 31))
     text, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
     figures = _figures(root)
-    titles = [t.text for t in figures["tokens_per_s"].iter("title")]
+    titles = [t.text for t in figures["tokens per second"].iter("title")]
     assert titles[1:] == ["step 7 came after a stall", "step 31 came after a stall"]
-    assert [t.text for t in figures["loss"].iter("title")][1:] == []
+    assert [t.text for t in figures["training loss"].iter("title")][1:] == []
     assert "Strokes at the top: the devices waited longer for a step than they worked" in text
-    notes = {name: figures[name].find("p").text for name in ("loss", "tokens_per_s")}
-    assert notes["tokens_per_s"].startswith("Strong: the median of each 2% of the values.")
-    assert notes["loss"].startswith("Strong: the mean of each 2% of the values.")
+    names = ("training loss", "tokens per second")
+    loss, rate = (figures[name].find("p").text for name in names)
+    assert rate.startswith("Strong: the median of each 2% of the values.")
+    assert loss.startswith("Strong: the mean of each 2% of the values.")
     assert _table(root)["stalled steps"] == ["2"]
-    assert "stall_s" not in figures
+    assert "stall s" not in figures
 
 
 def test_the_time_bar_has_the_last_totals(tmp_path):
     _run(tmp_path / "m.jsonl", steps=10, seed=7)
     _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
-    (svg,) = [
-        s for s in _figures(root)["seconds by activity"].iter("svg") if s.get("role") == "img"
-    ]
-    assert svg.find("desc").text == "first: step 75.0%, compile 25.0%"
+    table = _table(root, "Where the time went")
+    assert table == {"training steps": ["30 s, 75.0%"], "compiling": ["10 s, 25.0%"]}
 
 
 def test_missing_values_are_gaps_and_missing_names_are_left_out(tmp_path):
@@ -193,11 +193,11 @@ def test_missing_values_are_gaps_and_missing_names_are_left_out(tmp_path):
     Jsonl(tmp_path / "b.jsonl").write(0, {"loss": 4.0})
     _, root = _report(tmp_path, {"a": tmp_path / "a.jsonl", "b": tmp_path / "b.jsonl"})
     figures = _figures(root)
-    assert list(figures) == ["loss"]
-    (svg,) = [s for s in figures["loss"].iter("svg") if s.get("role") == "img"]
+    assert list(figures) == ["training loss"]
+    (svg,) = [s for s in figures["training loss"].iter("svg") if s.get("role") == "img"]
     assert [len(p.get("points").split()) for p in svg.iter("polyline")] == [2, 2]
     assert len(list(svg.iter("circle"))) == 1
-    assert "median tokens_per_s" not in _table(root)
+    assert "median tokens per second" not in _table(root)
 
 
 def test_facts_and_title_are_on_the_page(tmp_path):
@@ -232,7 +232,7 @@ def test_a_long_run_stays_small_and_keeps_its_spikes(tmp_path):
             file.write(f'{{"step": {step}, "generation": 0, "time_s": 0, "loss": {loss}}}\n')
     text, root = _report(tmp_path, {"long": tmp_path / "m.jsonl"})
     assert len(text) < 100_000
-    figure = _figures(root)["loss"]
+    figure = _figures(root)["training loss"]
     assert "Of 100,000 values the lowest and highest of each pixel" in "".join(figure.itertext())
     (svg,) = [s for s in figure.iter("svg") if s.get("role") == "img"]
     heights = [
@@ -241,7 +241,7 @@ def test_a_long_run_stays_small_and_keeps_its_spikes(tmp_path):
         if "faint" in line.get("class")
         for point in line.get("points").split()
     ]
-    labels = {t.text: float(t.get("y")) - 4 for t in svg.iter("text") if t.get("class") == "y"}
+    labels = {t.text: float(t.get("y")) for t in svg.iter("text") if t.get("class") == "y"}
     per_unit = (labels["0"] - labels["80"]) / 80
     for value, found in ((99.0, min(heights)), (-20.0, max(heights)), (30.0, heights[0])):
         assert (labels["0"] - found) / per_unit == pytest.approx(value, abs=0.02)
@@ -250,7 +250,7 @@ def test_a_long_run_stays_small_and_keeps_its_spikes(tmp_path):
 HOSTILE = "</pre><script>alert(1)</script>&"
 
 
-def test_sections_come_first_and_cannot_add_markup(tmp_path):
+def test_sections_follow_the_loss_and_cannot_add_markup(tmp_path):
     _run(tmp_path / "m.jsonl", steps=3, seed=7)
     sections = [
         Section(heading="Bits", content={"model": 1.25, "gzip": 2.0, "xz": 1.5}, note="lower"),
@@ -261,7 +261,8 @@ def test_sections_come_first_and_cannot_add_markup(tmp_path):
     _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"}, sections=sections)
     blocks = root.findall(".//section")
     headings = [block.find("h2").text for block in blocks]
-    assert headings[:5] == ["Bits", "Samples", "Commands", "Words", "Final figures"]
+    assert headings[:6] == ["Loss", "Bits", "Samples", "Commands", "Words", "Final figures"]
+    del blocks[0]
     assert [bar.get("style") for bar in blocks[0].iter("div")] == [
         "width:62.5%",
         "width:100.0%",
@@ -273,6 +274,26 @@ def test_sections_come_first_and_cannot_add_markup(tmp_path):
     assert [blocks[2].find(".//th").text, blocks[2].find(".//td").text] == [HOSTILE, "train"]
     assert blocks[3].find("p").text == "A sentence."
     assert list(root.iter("script")) == []
+
+
+def test_a_scalar_that_is_left_out_is_nowhere(tmp_path):
+    _run(tmp_path / "m.jsonl", steps=10, seed=7)
+    runs = {"first": tmp_path / "m.jsonl"}
+    for leave_out, count in (((), 1), (["eval/bits"], 0)):
+        _, root = _report(tmp_path, runs, leave_out=leave_out)
+        assert list(_figures(root)).count("evaluation: bits") == count
+        assert list(_table(root)).count("last evaluation: bits") == count
+
+
+def test_readers_see_words_and_no_keys(tmp_path):
+    keys = {"guard/skips": 1.0, "step_time_s": 0.5, "learning_rate/matrices": 0.1, "eval/loss": 2.0}
+    for step in range(3):
+        Jsonl(tmp_path / "m.jsonl").write(step, {"loss": 1.0, "seconds/step": 1.0, **keys})
+    _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
+    shown = [text for e in root.find("body").iter() for text in (e.text, e.tail) if text]
+    assert not [text for text in shown if re.search(r"\w_\w|\w/\w", text)]
+    assert {"guard: skips", "learning rate: matrices", "evaluation loss"} <= {*_figures(root)}
+    assert "median seconds per step" in _table(root)
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):

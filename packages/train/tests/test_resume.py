@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import OrbaxStore, Precision, Trainer, make_mesh
-from dovetail_train.contract import RULES
+from dovetail_train.resume.contract import RULES
 
 STEPS = 3
 

@@ -31,6 +31,17 @@ def test_console_counts_stalls_among_the_seconds_and_shows_their_sum(capsys):
     ]
 
 
+def test_console_prints_the_last_step_when_it_is_closed(capsys):
+    console = Console(every=2)
+    for step in range(2):
+        console.write(step, {"loss": 3.0 - step, "step_time_s": 2.0, "rows_per_s": 8.0})
+    assert capsys.readouterr().out == "step 0  loss 3  rows_per_s 8\n"
+    console.close()
+    assert capsys.readouterr().out == "step 1  loss 2  rows_per_s 8\n"
+    console.close()
+    assert capsys.readouterr().out == ""
+
+
 def test_console_prints_every_evaluation(capsys):
     Console(every=50).write(7, {"eval/loss": 1.25})
     assert capsys.readouterr().out == "step 7  eval/loss 1.25\n"

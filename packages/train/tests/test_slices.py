@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dovetail_train import abstract_mesh, make_mesh, slice_ids
-from dovetail_train.devices import slice_of
-from dovetail_train.slices import hybrid_devices
+from dovetail_train.mesh.devices import slice_of
+from dovetail_train.mesh.slices import hybrid_devices
 
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 
@@ -140,7 +140,7 @@ def test_a_mesh_is_made_over_slices(monkeypatch):
     """The stand-ins cannot be in a mesh of JAX: the arrangement is."""
     made = []
     monkeypatch.setattr(
-        "dovetail_train.mesh.Mesh", lambda devices, names, axis_types: made.append(devices)
+        "dovetail_train.mesh.mesh.Mesh", lambda devices, names, axis_types: made.append(devices)
     )
     make_mesh(data=2, devices=_devices(0, 1, 0, 1))
     [array] = made

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dovetail_train import make_mesh
-from dovetail_train.state import abstract, build, split
+from dovetail_train.step.state import abstract, build, split
 
 
 class _Adapted(nnx.Module):

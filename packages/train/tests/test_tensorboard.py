@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from dovetail_train.tensorboard import TensorBoard
+from dovetail_train.logs.tensorboard import TensorBoard
 
 
 def _events(*paths):
@@ -130,7 +130,7 @@ def test_a_torn_record_of_a_killed_run_is_passed_over(tmp_path):
 
 PROGRAM = """
 import sys, os, signal
-from dovetail_train.tensorboard import TensorBoard
+from dovetail_train.logs.tensorboard import TensorBoard
 sink = TensorBoard(sys.argv[1])
 for step in range(5):
     sink.write(step, {"loss": float(step)})

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Precision, State, Trainer, lm_loss, make_mesh
-from dovetail_train.clock import Rates
+from dovetail_train.loop.clock import Rates
 from dovetail_train.testing import TinyDecoder
 
 

@@ -143,7 +143,7 @@ def test_a_step_branches_only_if_it_may_be_refused():
 
 @pytest.mark.thorough
 def test_a_guard_that_refuses_nothing_changes_no_bit(trainer):
-    plain = Trainer(trainer._programs.tx, _loss, ema=0.75, accumulate=2)
+    plain = Trainer(trainer._options.tx, _loss, ema=0.75, accumulate=2)
     with_guard, without = _run(trainer, _batches()), _run(plain, _batches())
     for name in ("params", "rest", "opt", "ema"):
         jax.tree.map(

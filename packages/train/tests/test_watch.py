@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trace, Trainer, Watch
-from dovetail_train.watch import _measured
+from dovetail_train.loop.watch import _measured
 
 
 class _Net(nnx.Module):

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from dovetail_train.weights_and_biases import Wandb
+from dovetail_train.logs.weights_and_biases import Wandb
 
 
 def test_without_wandb_the_message_says_what_to_type(tmp_path, monkeypatch):

@@ -140,3 +140,18 @@ def test_a_hook_that_could_not_run_is_refused(questions, options, message):
     options = {"every": 1, "name": "tiny", "length": 16} | options
     with pytest.raises(ValueError, match=message):
         MultipleChoice(_Bytes(), questions, **options)
+
+
+def test_a_context_of_ids_is_read_as_it_is_and_its_choice_encoded_alone():
+    ids = [256, *b"yyy"]
+    of_ids = [Question(context=ids, choices=q.choices, answer=q.answer) for q in QUESTIONS[:2]]
+    of_text = [Question(context="yyy", choices=q.choices, answer=q.answer) for q in QUESTIONS[:2]]
+    finished = []
+    options = {"length": 16, "rows": 3}
+    answers = multiple_choice(
+        _Unigram(MODEL), _Bytes(), of_ids, progress=finished.append, **options
+    )
+    wanted = multiple_choice(_Unigram(MODEL), _Bytes(), of_text, **options)
+    np.testing.assert_array_equal(answers.likelihoods.logps, wanted.likelihoods.logps)
+    np.testing.assert_array_equal(answers.likelihoods.tokens, wanted.likelihoods.tokens)
+    assert finished == [3, 1]  # the rows of each batch

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dovetail_train.tensorboard import TensorBoard
+from dovetail_train.logs.tensorboard import TensorBoard
 
 pytest.importorskip("tensorboard")
 

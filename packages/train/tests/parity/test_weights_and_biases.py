@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from dovetail_train.weights_and_biases import Wandb
+from dovetail_train.logs.weights_and_biases import Wandb
 
 pytest.importorskip("wandb")
 

@@ -28,7 +28,7 @@ from dovetail_train import (
     lm_loss,
     loglikelihood,
 )
-from dovetail_train.axes import retyped
+from dovetail_train.mesh.axes import retyped
 from dovetail_train.testing import TinyDecoder
 
 MESHES = {

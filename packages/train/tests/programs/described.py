@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dovetail_train import lm_loss
-from dovetail_train.describe import describe
+from dovetail_train.resume.describe import describe
 
 
 def loss(model, batch, *, key, names=frozenset({"x", "y", "z"}), z=0.5):

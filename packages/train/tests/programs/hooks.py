@@ -26,7 +26,8 @@ def fit(hooks):
     batches = [{"x": np.full((2, 3), 1.0 + i, np.float32)} for i in range(5)]
     trainer = Trainer(optax.sgd(1e-3), loss, mesh=make_mesh())
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    result = trainer.fit(model, batches, steps=5, hooks=hooks)
+    with jax.transfer_guard("disallow"):  # as people set it to find slow loops
+        result = trainer.fit(model, batches, steps=5, hooks=hooks)
     return [result.step, result.interrupted]
 
 

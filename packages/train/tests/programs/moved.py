@@ -17,7 +17,7 @@ from flax import nnx
 
 import forced_devices
 from dovetail_train import OrbaxStore, Trainer, lm_loss, make_mesh
-from dovetail_train.state import opt_shardings
+from dovetail_train.step.state import opt_shardings
 from dovetail_train.testing import TinyDecoder
 
 MESHES = ({"fsdp": 1}, {"data": 2, "fsdp": 2}, {"fsdp": 2})

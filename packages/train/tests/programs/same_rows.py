@@ -14,7 +14,7 @@ from pathlib import Path
 import several
 
 from dovetail_train import make_mesh, process_shard
-from dovetail_train.processes import Compared, gather
+from dovetail_train.mesh.processes import Compared, gather
 
 
 def work(me, count, *, out):

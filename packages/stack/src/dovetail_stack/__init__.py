@@ -12,8 +12,27 @@
 copied. `dovetail --help` lists the commands.
 """
 
+import importlib as _importlib
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __all__: list[str] = []  # the recipes are modules: import from them
 
 __version__ = _version("dovetail-stack")
+
+# Names of other libraries, with what to write here.
+_ELSEWHERE = {
+    "train": "dovetail_stack.recipes, or the command dovetail train",
+    "generate": "dovetail_infer.Engine, or the command dovetail generate",
+    "load": "dovetail_models.load",
+}
+if not _TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name):
+        if name == "recipes":
+            return _importlib.import_module("dovetail_stack.recipes")
+        advice = f". Use {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
+
+    def __dir__():
+        return ["__version__", "recipes"]

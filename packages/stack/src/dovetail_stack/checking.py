@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail_stack import record_jobs, training
+from dovetail_stack import record_jobs
+from dovetail_stack.job import Job
+from dovetail_stack.launch_settings import accepting
 from dovetail_stack.settings import CHECKED_ROWS, FromRecords
-from dovetail_stack.training import accepting
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
 _BLOCK = 64  # rows that are counted at once
 
 
-@accepting
 def checked(run: FromRecords, values: Mapping[str, Any], *, mesh: "Mesh") -> str:
     """Returns the text of a check, or its JSON. It takes the way of a run up to its first batch.
 
     Args:
-        run: Settings, from `training.checked`.
+        run: Settings, from `launch_settings.checked`.
         values: Parsed arguments by name.
         mesh: Devices.
 
@@ -39,8 +39,8 @@ def checked(run: FromRecords, values: Mapping[str, Any], *, mesh: "Mesh") -> str
     from dovetail_stack.recipes.records import longest, opened_corpora
     from dovetail_tune import explain
 
-    with tempfile.TemporaryDirectory() as scratch:
-        training.rehearsed(run, Path(scratch), mesh=mesh)
+    with accepting(run), tempfile.TemporaryDirectory() as scratch:
+        rehearsed(run, Path(scratch), mesh=mesh)
         corpora = opened_corpora(Path(scratch))
         rows = record_jobs.rows_of(run, corpora.train)
         shown = rows.batch(np.arange(min(CHECKED_ROWS // rows.unit, len(rows))))
@@ -62,6 +62,24 @@ def checked(run: FromRecords, values: Mapping[str, Any], *, mesh: "Mesh") -> str
         return json.dumps({**totals, "shown": explanation.json()}, indent=2)
     color = "color" in values or sys.stdout.isatty()
     return f"{_described(totals, run)}\n\n{explanation.render(color=color)}"
+
+
+def rehearsed(run: FromRecords, out: Path, *, mesh: "Mesh") -> Job:
+    """Returns the job of a run whose corpora are written, and draws its first batch.
+
+    Args:
+        run: Settings, from `launch_settings.checked`.
+        out: Directory to write to.
+        mesh: Devices.
+
+    Raises:
+        ValueError: As `execute` would, before its first step.
+    """
+    from dovetail_data import batches
+
+    job, step = record_jobs.job_of(run, out, mesh), run.training
+    next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
+    return job
 
 
 def _trained(rows: "Rows") -> int:

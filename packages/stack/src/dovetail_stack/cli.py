@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any
 
-from dovetail_stack._command import Frame, Parser
+from dovetail_stack._command import DONE, answering
+from dovetail_stack.parsing import Parser
 
 # Each is a module of `dovetail_stack.commands`, whose docstring begins with this line.
 COMMANDS = {
@@ -18,19 +19,20 @@ COMMANDS = {
     "train": "Train a model: from nothing, from another, from a teacher, or on records.",
     "runs": "List the training runs in a directory, show one, or compare several.",
     "generate": "Continue a prompt with a trained model, token by token, or a file of prompts.",
+    "eval": "Measure a model: bits per byte, multiple choice, tasks of lm-evaluation-harness.",
     "quantize": "Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.",
     "models": "Look into a Hugging Face directory, rewrite it, or compare two.",
     "data": "Write, inspect and verify corpora; budget a run over them.",
     "bundle": "Export a model as a bundle; verify, inspect and precompile bundles.",
     "serve": "Serve a directory of bundles over the Open Inference Protocol, by HTTP and gRPC.",
     "checkpoint": "Look into checkpoints, compare, verify and convert them.",
-    "completion": "Print a script that completes commands and options in bash or zsh.",
+    "completion": "Print a script that completes commands and options in bash, zsh or fish.",
     "doctor": "Compare what is installed with what was tested, list devices, say how to mend it.",
 }
 
 
 # Those that open the directory of a model with --allow and --ignore. `train` stores the two.
-READERS = frozenset({"bundle", "generate", "models", "quantize"})
+READERS = frozenset({"bundle", "eval", "generate", "models", "quantize"})
 
 
 def module(name: str) -> Any:
@@ -68,10 +70,15 @@ def parser_of(selected: Collection[str]) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        parser(argv).print_help()
+        return DONE
+    if argv[0] in ("help", "--help-all"):  # as git has it; the short help here is the whole one
+        argv = [*argv[1:], "--help"]
     args = parser(argv).parse(argv)
-    with Frame(args, name="dovetail") as frame, _accepting(args):
-        frame.code = module(args.command).run(args)
-    return frame.code
+    with answering(args), _accepting(args):
+        args.code = module(args.command).run(args)
+    return args.code
 
 
 def _accepting(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:

@@ -2,20 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Needs of a step on devices that may be absent: estimated, and as their compiler has it."""
 
+import dataclasses
 import functools
+import importlib.util
 import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from dovetail_stack import training
+from dovetail_stack import text_jobs
+from dovetail_stack.launch_settings import accepting, check_batch, outlined
 from dovetail_stack.mesh import make_mesh
 from dovetail_stack.processes import say
-from dovetail_stack.settings import Settings, option
+from dovetail_stack.settings import FromText, Settings, option
 
 if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
+
     from dovetail_cluster import Devices
-    from dovetail_train import Program
+    from dovetail_train import Estimate, Program
 
 COMPILE_S = 900.0  # of --compile without a number
 
@@ -83,7 +88,8 @@ def report(
     if target is not None and target.slices > 1 and dcn is None:
         dcn = {"data": target.slices}
     mesh = make_mesh(axes, absent=name if target is None else target.kind.name)
-    estimate = training.estimate(run, mesh=mesh, dcn=dcn, **rates)
+    with accepting(run):
+        estimate = _estimate(run, mesh=mesh, dcn=dcn, **rates)
     if compile_s is None:
         return json.dumps(estimate.json(), indent=2) if as_json else str(estimate)
     from dovetail_cluster import compiled as compile_for
@@ -95,6 +101,37 @@ def report(
     if as_json:
         return json.dumps({**estimate.json(), "compiled": program.json()}, indent=2)
     return f"{estimate}\n\n{program}"
+
+
+def _estimate(
+    run: Settings, *, mesh: "AbstractMesh", dcn: dict[str, int] | None = None, **rates: float
+) -> "Estimate":
+    """Estimates memory and time of a step. Writes nothing and reads no weights.
+
+    Args:
+        run: Settings.
+        mesh: Abstract mesh, with the kind of its devices.
+        dcn: Slices along each axis that crosses slow links. Default: one slice.
+        **rates: Measured rates of the devices, as `dovetail_train.estimate` takes them.
+
+    Returns:
+        The estimate. Its remedies are options of the command.
+    """
+    from dovetail_stack.recipes.fitting import estimate_step
+
+    check_batch(run, mesh)
+    if isinstance(run, FromText):
+        run = text_jobs.with_keys(run)
+    needs = estimate_step(outlined(run, mesh), device=None, dcn=dcn, **rates)
+    typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
+    return dataclasses.replace(needs, remedies=tuple(typed))
+
+
+def _options(changes: dict[str, Any]) -> str:
+    """Returns the options of the command for the changes of a remedy."""
+    named = {"compute": "precision", "rows": "global_batch"}
+    values = changes | ({"remat": "all"} if "remat" in changes else {})
+    return " ".join(f"{option(named.get(name, name))} {value}" for name, value in values.items())
 
 
 def _progress(stage: str, seconds: float) -> None:
@@ -115,7 +152,23 @@ def step_on(
     from dovetail_train import make_mesh
 
     mesh = make_mesh(**axes, devices=devices, dcn=dcn, allow_split_physical_axes=True)
-    return training.step_program(run, mesh)
+    with accepting(run):
+        return _program(run, mesh)
+
+
+def _program(run: Settings, mesh: "Mesh") -> "Program":
+    """Returns the step of a run for a compiler. Writes nothing and reads no weights.
+
+    Args:
+        run: Settings.
+        mesh: Devices, which may be absent.
+    """
+    from dovetail_stack.recipes.fitting import step_program
+
+    check_batch(run, mesh)
+    if isinstance(run, FromText):
+        run = text_jobs.with_keys(run)
+    return step_program(outlined(run, mesh))
 
 
 def _target(name: str, axes: dict[str, int], *, compiled: bool) -> "Devices | None":
@@ -128,6 +181,11 @@ def _target(name: str, axes: dict[str, int], *, compiled: bool) -> "Devices | No
     count = math.prod(axes.values())
     tpu = re.match(r"(tpu|v\d)", name.strip(), re.IGNORECASE)
     target = devices(name) if sized or tpu else devices(name, count=count)
+    if tpu and compiled and importlib.util.find_spec("libtpu") is None:
+        raise ImportError(
+            f"--compile needs the compiler of TPUs in libtpu, got none for {name}: type pip "
+            "install 'dovetail-cluster[tpu-plan]'"
+        )
     if target.count != count:
         given = " ".join(f"{option(axis)} {size}" for axis, size in axes.items() if size > 1)
         raise ValueError(

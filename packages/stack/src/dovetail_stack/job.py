@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is about to train: its recipe, rows, measures and export."""
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.model_directory import EXPORT
 
 if TYPE_CHECKING:
     from dovetail_data import Rows
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from dovetail_train import Hook
 
 SAMPLES = "samples.jsonl"
-EVALUATED_ROWS = 64  # of the held-out rows, each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class Job:
         metrics: Losses of the module on held-out rows, by name. They read the batches as
             `recipe.batches` makes them.
         export: Writes what is exported of a trained module to the run's directory.
-        begin: Receives the steps of the run before it trains.
+        begin: Receives the steps of the run before it trains. None: nothing to do.
         hooks: Hooks of its own, such as samples of text.
         at_ends: Samples before the first step and after the last. None: none.
         ids: Ids of a tokenizer that was trained for the run. None: none was.
@@ -44,20 +42,10 @@ class Job:
     held_out: "Rows"
     metrics: Mapping[str, Any]
     export: Callable[[Any, Path], None]
-    begin: Callable[[int], None] = lambda steps: None
+    begin: Callable[[int], None] | None = None
     hooks: "Sequence[Hook]" = ()
     at_ends: "Samples | None" = None
     ids: int | None = None
-
-
-def evaluated_batches(global_batch: int) -> int:
-    """Returns the number of held-out batches that are measured each time."""
-    return math.ceil(EVALUATED_ROWS / global_batch)
-
-
-def of_decoder(recipe: "Recipe", loss: Any) -> Any:
-    """Returns a loss of the module whose decoder `loss` takes."""
-    return lambda module, batch, *, key: loss(recipe.decoder(module), batch, key=key)
 
 
 def export(model: "Decoder", out: Path, *, like: Path) -> None:

@@ -108,7 +108,7 @@ def read(run: Path, *, file: str = FILE) -> list[dict[str, Any]]:
         file: Name of the file.
 
     Raises:
-        ValueError: Any other line is not an event.
+        RunError: Any other line is not an event.
     """
     path = run / file
     data = path.read_bytes() if path.is_file() else b""
@@ -119,7 +119,7 @@ def read(run: Path, *, file: str = FILE) -> list[dict[str, Any]]:
         except ValueError:
             event = None
         if not isinstance(event, dict) or not {"event", "time"} <= event.keys():
-            raise ValueError(
+            raise settings.RunError(
                 f"each line must be an event of a run, got {path}:{number}: {line[:60]!r}; "
                 "remove that line"
             )

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail_stack import (
+    launch_settings,
     launches,
-    launching,
     rewinding,
     settings,
     states,
-    training,
 )
 from dovetail_stack.mesh import axes_of, over_all
 from dovetail_stack.ranks import RefusedError, rank
@@ -140,8 +139,8 @@ def allowed(
             f"fewest_hosts must be at most the {hosts} hosts, got fewest_hosts={fewest}: pass "
             f"--fewest-hosts {hosts}, or leave it out"
         )
-    run = launching.planned(values, out)
-    given = launching.given_of(values, type(run))
+    run = launch_settings.planned(values, out)
+    given = launch_settings.given_of(values, type(run))
     run = settings.changed(given, run) if given else run
     errors = {n: _misfit(run, values, n * devices_per_host) for n in range(1, hosts + 1)}
     wrong = next((n for n in (hosts, fewest) if errors[n] is not None), None)
@@ -186,7 +185,7 @@ def _count_devices() -> int:
 def _misfit(run: settings.Settings, values: Mapping[str, Any], devices: int) -> str | None:
     """Returns the reason why the mesh over so many devices does not fit, or None."""
     try:
-        training.check_batch(run, _absent_mesh(values, devices))
+        launch_settings.check_batch(run, _absent_mesh(values, devices))
     except ValueError as error:
         return str(error)
     return None
@@ -200,7 +199,7 @@ def _absent_mesh(values: Mapping[str, Any], devices: int) -> "AbstractMesh":
 
 def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, Any]:
     """Checks and stores the settings, and completes a rewind. Returns what the rewind changed."""
-    run = launching.resolved(values, out, _absent_mesh(values, devices))
+    run = launch_settings.resolved(values, out, _absent_mesh(values, devices))
     if run.rewind is None:
         return {}
     changes = rewinding.changes(settings.load(out), run, rewinding.checkpoints(out))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail_stack._command import exit_code_of
+
 # Between two messages of process 0 that it still works: each is a collective, which has a limit.
 ROUND_S = 5.0
 
@@ -84,7 +86,7 @@ def on_first(work: Callable[[], Any]) -> Any:
 
     if jax.process_count() == 1:
         return work()
-    from dovetail_train.processes import first
+    from dovetail_train.mesh.processes import first
 
     if not is_first():
         while (outcome := first(None)) is None:
@@ -108,7 +110,7 @@ def on_first(work: Callable[[], Any]) -> Any:
             first(None)
     if failures:
         notes = "\n".join([str(failures[0]), *getattr(failures[0], "__notes__", ())])
-        first({"error": notes, "exit_code": getattr(failures[0], "exit_code", 1)})
+        first({"error": notes, "exit_code": exit_code_of(failures[0])})
         raise failures[0]
     return first({"result": result[0]})["result"]
 
@@ -123,7 +125,7 @@ class _FailedError(RuntimeError):
 
 def check_shared(file: Path) -> None:
     """Raises RuntimeError on every process unless all of them see the same `file`."""
-    from dovetail_train.processes import gather
+    from dovetail_train.mesh.processes import gather
 
     try:
         text = file.read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ class Bar:
 
 
 class Lines:
-    """A metric sink that prints a step now and then: bars do not pass through another host's log.
+    """A metric sink that prints a step now and then: for files, and for other hosts' output.
 
     It has the scalars of `Bar`.
 
@@ -123,10 +123,15 @@ class Bytes:
 
 
 class Scoring:
-    """Shows rows whose reference is computed. Use it as a context manager."""
+    """Shows rows that are computed. Use it as a context manager.
 
-    def __init__(self, total: int) -> None:
-        self._bar = tqdm(total=total, unit="row", desc="reference")
+    Args:
+        total: Number of rows. None: not known.
+        title: Their use.
+    """
+
+    def __init__(self, total: int | None, *, title: str = "reference") -> None:
+        self._bar = tqdm(total=total, unit="row", desc=title)
 
     def __enter__(self) -> "Scoring":
         return self

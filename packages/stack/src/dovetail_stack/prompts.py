@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from dovetail_data import ChatTokenizer, Corrupt, Prompt, Template
+from dovetail_data import ChatTokenizer, Corrupt, Prompt
 from dovetail_infer import Completion, Sampling
+from dovetail_stack.recipes.dialogue import template_of
+from dovetail_stack.recipes.record_options import Dialogue
 from dovetail_stack.recipes.vocabulary import foreign
 
 PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
@@ -151,6 +153,7 @@ def encode(
     *,
     max_length: int,
     vocab_size: int,
+    dialogue: Dialogue | None = None,
 ) -> list[Int32[np.ndarray, " T"]]:
     """Returns the ids of each prompt, those of messages by the template of the model.
 
@@ -160,6 +163,7 @@ def encode(
         directory: Directory with the template, which is read if a request has messages.
         max_length: Context length of the model.
         vocab_size: Rows of its embedding.
+        dialogue: Another template, or the date of one. None: neither.
 
     Raises:
         RefusedError: A prompt is malformed, has no token or one that the model does not have, or
@@ -169,7 +173,7 @@ def encode(
     kinds = {r.index: MESSAGES if MESSAGES in r.source else PROMPT for r in requests}
     ids: dict[int, Any] = {}
     for kind in sorted(set(kinds.values())):
-        template = Template.load(directory) if kind == MESSAGES else None
+        template = template_of(directory, dialogue or Dialogue()) if kind == MESSAGES else None
         encoder = Prompt(tokenizer, template=template, field=kind)
         members = [request for request in requests if kinds[request.index] == kind]
         for start in range(0, len(members), _ENCODED):

@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail_stack._command import DONE, Parser, add_action, add_json
-from dovetail_stack.commands.generate import EXPORT, add_model, add_new_directory, locate
+from dovetail_stack._command import DONE, add_action, add_json
+from dovetail_stack.commands.arguments import add_model, add_new_directory, check_new
+from dovetail_stack.model_directory import EXPORT, locate
+from dovetail_stack.parsing import Parser
 from dovetail_stack.processes import say
 
 ACTIONS = ("verify", "inspect", "precompile")
@@ -33,7 +35,7 @@ TOWERS, POOLINGS = ("images", "text"), ("model", "mean", "first", "last")
 
 def add(parser: Parser) -> None:
     """Declares the export, and the library's own actions."""
-    from dovetail_serve.cli import ACTIONS as OWN
+    from dovetail_serve.command.cli import ACTIONS as OWN
 
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_action(actions, "export", _export)
@@ -80,7 +82,7 @@ def _export(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"of {', '.join(PLATFORMS)} (cpu cuda tpu)",
     )
-    add("--length", type=int, help="tokens of a row (as an encoder of text says, or all positions)")
+    add("--length", type=int, help="tokens of a row; a decoder needs it (as an encoder says)")
     add("--tower", choices=TOWERS, help="of a model with two")
     add("--pooling", choices=POOLINGS, help="of an encoder of text (as it says, or mean)")
     add(
@@ -98,8 +100,9 @@ def _export(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> tuple[int, str]:
     """Writes a bundle. Returns the exit code and its description."""
-    from dovetail_serve.folder import open_bundle
+    from dovetail_serve.bundle.folder import open_bundle
 
+    check_new(args.out)
     say(f"Reading {args.model}, and exporting it for {', '.join(args.platforms)}.")
     with _progress():
         if (args.model / RUN_FILE).is_file():
@@ -150,7 +153,7 @@ class _Progress(logging.Handler):
 
 
 def _from_directory(args: argparse.Namespace) -> None:
-    from dovetail_models.hub import resolve
+    from dovetail_models.hf.hub import resolve
     from dovetail_stack.recipes.bundle import bundle_encoder
     from dovetail_stack.recipes.sentences import MODULES
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dovetail_stack._command import Parser
+from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Bytes
 
 RUN_FILE, CHECKPOINTS, PARAMETERS = "run.json", "checkpoints", "params"

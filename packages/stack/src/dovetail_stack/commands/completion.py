@@ -1,9 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Print a script that completes commands and options in bash or zsh.
+"""Print a script that completes commands and options in bash, zsh or fish.
 
 bash, in ~/.bashrc:   eval "$(dovetail completion bash)"
 zsh, once:            dovetail completion zsh > "${fpath[1]}/_dovetail"
+fish, once:           dovetail completion fish > ~/.config/fish/completions/dovetail.fish
 
 The script holds all names, so that a key press starts no Python. Print it again after an update.
 """
@@ -11,15 +12,17 @@ The script holds all names, so that a key press starts no Python. Print it again
 import argparse
 import json
 
-from dovetail_stack._command import DONE, Parser, add_json
+from dovetail_stack._command import DONE, add_json
+from dovetail_stack.parsing import Parser
 
+SHELLS = ("bash", "zsh", "fish")
 # Names of arguments, as typed in help texts, that are files or directories.
 PATHS = ("A", "B", "DIR", "FILE", "MODEL", "PATH", "RUN")
 
 
 def add(parser: Parser) -> None:
     """Declares the shell."""
-    parser.add_argument("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh")
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
     add_json(parser)
 
 
@@ -37,7 +40,7 @@ def script(parser: argparse.ArgumentParser, *, shell: str) -> str:
 
     Args:
         parser: The parser of all commands, with their arguments declared.
-        shell: "bash" or "zsh".
+        shell: One of SHELLS.
     """
     import shtab
 

@@ -8,10 +8,10 @@ tokenizer.json, or the output of `dovetail quantize`.
 Sampling is greedy unless options say otherwise. A directory may suggest others in its
 generation_config.json, which are shown, and used with --directory-sampling.
 
---prompts takes lines {"prompt": "..."}, or {"messages": [...]} for the model's chat template. A
-line may have options of its own, named as here with underscores. Line i, from 0, has the seed
-SEED + i. --out gets a line {"index", "text", "tokens", "finish_reason", "seed", ...} for each. The
-same command resumes it.
+--prompts takes lines {"prompt": "..."}, or {"messages": [...]} for the model's chat template, or
+that of --template, whose end of a turn then ends the answers too. A line may have options of its
+own, named as here with underscores. Line i, from 0, has the seed SEED + i. --out gets a line
+{"index", "text", "tokens", "finish_reason", "seed", ...} for each. The same command resumes it.
 """
 
 import argparse
@@ -22,25 +22,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail_stack._command import DONE, FAILED, add_json
+from dovetail_stack.commands.arguments import add_model, add_template
+from dovetail_stack.model_directory import locate
+from dovetail_stack.parsing import Parser
 from dovetail_stack.processes import say
+from dovetail_stack.recipes.record_options import Dialogue
 
 if TYPE_CHECKING:
     from dovetail_models import Decoder
     from dovetail_stack.prompts import Request
     from dovetail_stack.results import Results
 
-EXPORT = "hf"  # where `dovetail train` exports, inside the run
 ROUNDED = 256  # tokens; the step of the length for which programs are compiled
-QUANTIZED = "quantization.json"  # what a directory of `dovetail quantize` has
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: Parser) -> None:
     """Declares the arguments."""
     add_model(parser)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", help="the text to continue")
+    source.add_argument("--prompt", metavar="TEXT", help="the text to continue")
     source.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of results, for --prompts")
+    add_template(parser)
     _add_sampling(parser)
     parser.add_argument(
         "--max-rows", type=int, default=64, help="most prompts at the same time, of --prompts (64)"
@@ -99,30 +102,6 @@ def _bias(text: str) -> tuple[int, float]:
     return int(token), float(value)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Declares the input model."""
-    parser.add_argument(
-        "model", type=Path, metavar="RUN", help="a run, a Hugging Face directory, or a Hub id"
-    )
-    add_accepted(parser)
-
-
-def add_accepted(parser: argparse.ArgumentParser) -> None:
-    """Declares what is accepted in a directory; `cli.main` hands it to `accepting`."""
-    for name, metavar, text in (
-        ("allow", "KEY", "an unknown key of config.json to accept; may be repeated"),
-        ("ignore", "PATTERN", "extra tensors to leave out, as '**.inv_freq'; may be repeated"),
-    ):
-        parser.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
-
-
-def add_new_directory(parser: argparse.ArgumentParser) -> None:
-    """Declares the output directory."""
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="a directory that does not exist"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Streams a prompt and its continuation, or writes a file of results.
 
@@ -130,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if (args.prompts is None) != (args.out is None):
         args.parser.error("--prompts FILE and --out FILE go together")
+    if args.prompts is None and (args.template or args.date):
+        args.parser.error("--template and --date are for --prompts FILE with messages")
     return _continue(args) if args.prompts is None else _write(args)
 
 
@@ -180,12 +161,13 @@ def _continue(args: argparse.Namespace) -> int:
             if not args.json:
                 print(piece.text, end="", flush=True)
     completion = stream.completion
+    if completion.error is not None:
+        print("" if args.json else "\n", end="")
+        raise RuntimeError(completion.error)
     if args.json:
         print(json.dumps({"prompt": args.prompt, **described(completion)}, indent=2))
     else:
         print()
-    if completion.error is not None:
-        raise ValueError(completion.error)
     return DONE
 
 
@@ -197,10 +179,14 @@ def _length(tokens: int, decoder: "Decoder") -> int:
 def _write(args: argparse.Namespace) -> int:
     """Generates what the file of results lacks."""
     from dovetail_stack import prompts
+    from dovetail_stack.recipes.dialogue import template_of
     from dovetail_stack.results import Results
 
     begun_s, directory = time.monotonic(), locate(args.model)
+    dialogue = Dialogue(template=args.template, date=args.date)
     model = f"{prompts.digest_of(directory)} invariant={args.invariant}"
+    if args.template or args.date:
+        model += f" template={template_of(directory, dialogue).fingerprint}"
     requests = prompts.read(args.prompts, _options(args, directory), model=model)
     with Results(args.out, [request.digest for request in requests]) as results:
         before = len(results.done)
@@ -235,12 +221,18 @@ def _generate(
     from dovetail_data import Pretrained
     from dovetail_stack import prompts
     from dovetail_stack.progress import Prompts
+    from dovetail_stack.recipes.dialogue import template_of, turn_ends
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
+    dialogue = Dialogue(template=args.template, date=args.date)
     tokenizer, decoder = Pretrained(directory), load(directory)
     config = decoder.config
     sizes = {"max_length": config.kv_length, "vocab_size": config.vocab_size}
-    ids = prompts.encode(requests, tokenizer, directory, **sizes)
+    ids = prompts.encode(requests, tokenizer, directory, dialogue=dialogue, **sizes)
+    ends = end_ids(directory, config.vocab_size)
+    if args.template:
+        turns = turn_ends(template_of(directory, dialogue), tokenizer)
+        ends = tuple({*(ends or (tokenizer.eos_id,)), *turns})
     lengths = [len(i) + r.sampling.max_tokens for i, r in zip(ids, requests, strict=True)]
     reasons: Counter[str] = Counter()
     tokens = 0
@@ -249,7 +241,7 @@ def _generate(
         engine(
             decoder,
             tokenizer=tokenizer,
-            eos_ids=end_ids(directory, decoder.config.vocab_size),
+            eos_ids=ends,
             max_length=_length(max(lengths), decoder),
             max_rows=args.max_rows,
             invariant=args.invariant,
@@ -263,33 +255,3 @@ def _generate(
             progress(len(window), new)
             tokens += new
     return dict(reasons), tokens
-
-
-def refuse_quantized(directory: Path, command: str) -> None:
-    """Raises ValueError for an output of `dovetail quantize`."""
-    if (directory / QUANTIZED).is_file():
-        raise ValueError(
-            f"{command} needs the weights that were not quantized yet, got {str(directory)!r} with "
-            f"{QUANTIZED}: name the directory that it was made from"
-        )
-
-
-def locate(path: Path) -> Path:
-    """Returns the Hugging Face directory: `path`, the export of the run `path`, or a Hub id's."""
-    from dovetail_models.hf.foreign import conversion
-    from dovetail_models.hub import resolve
-
-    path = resolve(path)
-    for directory in (path, path / EXPORT):
-        if (directory / "config.json").is_file():
-            return directory
-    if (path / "run.json").is_file():
-        raise ValueError(
-            f"the run {str(path)!r} has not exported a model yet: let it finish with "
-            f"dovetail train --out {path}"
-        )
-    raise ValueError(
-        f"a model is a directory with config.json, or a run with {EXPORT}/config.json; "
-        f"got {str(path)!r}: "
-        + (conversion(path) or "pass a finished run of dovetail train, or a Hugging Face directory")
-    )

@@ -14,13 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dovetail_stack._command import DONE, FAILED, add_action, add_json
-from dovetail_stack.commands.generate import (
-    add_accepted,
-    add_model,
-    add_new_directory,
-    locate,
-    refuse_quantized,
-)
+from dovetail_stack.commands.arguments import add_accepted, add_model, add_new_directory, check_new
+from dovetail_stack.model_directory import locate, refuse_quantized
 
 FILE_BYTES = 5_000_000_000  # the most that transformers puts into a file
 ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
@@ -44,7 +39,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     With --mesh, also the placement of the parameters on those devices, which need not exist.
     """
     add_model(parser)
-    parser.add_argument("--mesh", help="axes and sizes, as in fsdp=8,tensor=2")
+    parser.add_argument("--mesh", metavar="AXIS=N", help="axes and sizes, as in fsdp=8,tensor=2")
     parser.add_argument("--length", type=int, help="tokens of a sequence, for its cost")
     add_json(parser)
     parser.set_defaults(act=inspect)
@@ -93,10 +88,7 @@ def convert(args: argparse.Namespace) -> int:
     from dovetail_stack.recipes import inspection
 
     path = _directory(args.model)
-    if args.out.exists():
-        raise ValueError(
-            f"convert writes a new directory, and {str(args.out)!r} exists: name another"
-        )
+    check_new(args.out)
     if args.file_bytes < 1:
         raise ValueError(
             f"a file holds at least one byte, got --file-bytes {args.file_bytes}: leave it out"
@@ -124,7 +116,7 @@ def diff(args: argparse.Namespace) -> int:
 
 def _directory(path: Path) -> Path:
     """Returns the Hugging Face directory. Raises ValueError for other kinds of checkpoint."""
-    from dovetail_models.hub import resolve
+    from dovetail_models.hf.hub import resolve
 
     path = resolve(path)
     if any((path / name).exists() for name in ORBAX):

@@ -10,6 +10,7 @@ all, and `dovetail generate` takes it.
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -18,13 +19,10 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from dovetail_stack._command import add_json
-from dovetail_stack.commands.generate import (
-    add_model,
-    add_new_directory,
-    locate,
-    refuse_quantized,
-)
+from dovetail_stack.commands.arguments import add_model, add_new_directory, check_new
+from dovetail_stack.model_directory import locate, refuse_quantized
 from dovetail_stack.progress import Writing
+from dovetail_stack.recipes.options import PATTERN_HELP
 
 if TYPE_CHECKING:
     from dovetail_models import Decoder
@@ -70,9 +68,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--text",
         type=Path,
         default=None,
+        metavar="DIR",
         help="directory of UTF-8 text, to calibrate and measure",
     )
-    text.add_argument("--pattern", default="**/*", help="glob of the files below --text (**/*)")
+    text.add_argument("--pattern", default="**/*", metavar="GLOB", help=PATTERN_HELP)
     text.add_argument(
         "--rows", type=int, default=128, help="rows for calibration; as many are held out (128)"
     )
@@ -90,10 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     path = locate(args.model)
     refuse_quantized(path, "quantize")
-    if args.out.exists():
-        raise ValueError(
-            f"quantize writes a new directory, and {str(args.out)!r} exists: name another"
-        )
+    check_new(args.out)
     outline = abstract(path)
     length = _length(args, outline.config.max_length)
     plan = quantization.choose(
@@ -127,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"out": str(args.out), **receipt.to_json()}, indent=2))
         return 0
-    print(receipt, end="")
+    rule = r"write \('([\w.]+)', Spec\(\)\) to quantize it"  # the words of the library
+    print(re.sub(rule, r"--also \1 quantizes it", str(receipt)), end="")
     print(f"Wrote {args.out}. Try: dovetail generate {args.out} --prompt '...'")
     return 0
 

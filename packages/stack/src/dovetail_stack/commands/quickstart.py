@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from dovetail_stack._command import add_json
+from dovetail_stack.recipes.options import PATTERN_HELP
 
 STEPS = 600  # two and a half minutes on two cores; the same figures on a slower machine, later
 
@@ -21,14 +22,24 @@ STEPS = 600  # two and a half minutes on two cores; the same figures on a slower
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     parser.add_argument(
-        "--out", type=Path, default=Path("quickstart"), help="directory of the results (quickstart)"
+        "--out",
+        type=Path,
+        default=Path("quickstart"),
+        metavar="DIR",
+        help="directory of the results (quickstart)",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help=f"optimizer steps ({STEPS})")
-    length.add_argument("--minutes", type=float, help="minutes of training instead of steps")
-    parser.add_argument("--text", type=Path, help="directory to train on (Python's library)")
+    length.add_argument(
+        "--minutes", type=float, metavar="MINUTES", help="minutes of training instead of steps"
+    )
     parser.add_argument(
-        "--pattern", help="glob of the files below --text (**/*: all but hidden ones)"
+        "--text", type=Path, metavar="DIR", help="directory to train on (Python's library)"
+    )
+    parser.add_argument(
+        "--pattern",
+        metavar="GLOB",
+        help=PATTERN_HELP,
     )
     add_json(parser)
 
@@ -37,9 +48,13 @@ def run(args: argparse.Namespace) -> int:
     """Runs the quickstart and prints its figures."""
     from dovetail_stack.quickstart.run import quickstart, standard_library
     from dovetail_stack.quickstart.training import Text
+    from dovetail_stack.recipes.fields import check_local
     from dovetail_stack.recipes.options import Duration
+    from dovetail_stack.recipes.text import check_directory
 
+    check_local("out", args.out)
     if args.text is not None:
+        check_directory(args.text)
         text = Text(directory=args.text, pattern=args.pattern or "**/*")
     elif args.pattern is not None:
         raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from dovetail_stack import runs, settings, states
 from dovetail_stack._command import add_action, add_json
+from dovetail_stack.recipes.options import METRICS
 
 COLUMNS = ("state", "step", "mean loss", "bits/byte", "tokens/s", "stalled", "goodput", "age")
 _WINDOW = (
@@ -99,8 +100,9 @@ def show(args: argparse.Namespace) -> int:
     print(_table([[f"  {name}", value] for name, value in cells.items()]))
     print(f"  {_WINDOW}")
     for name, group in parts.items():
-        print(f"\n{name}")
-        print(_table([[f"  {field}", _value(value)] for field, value in group.items()]))
+        if rows := [[f"  {f}", _value(v)] for f, v in group.items() if v not in (None, (), "")]:
+            print(f"\n{name}")
+            print(_table(rows))
     if run.evaluations():
         print("\nlast evaluations")
         evaluations = run.evaluations().items()
@@ -126,9 +128,9 @@ def compare(args: argparse.Namespace) -> int:
         args.parser.error(f"compare needs two runs or more, each once, got {' '.join(names)}")
     some = {name: runs.load(path) for name, path in zip(names, args.run_paths, strict=True)}
     if args.html is not None:
-        from dovetail_train.report import write_report
+        from dovetail_train.reports.report import write_report
 
-        metrics = {name: run.path / runs.METRICS for name, run in some.items()}
+        metrics = {name: run.path / METRICS for name, run in some.items()}
         facts = {name: runs.facts(run) for name, run in some.items()}
         write_report(args.html, metrics, title="Training runs", facts=facts)
     comparison = runs.compare(some)

@@ -9,12 +9,12 @@ action `serve` of `python -m dovetail_serve`.
 
 import argparse
 
-from dovetail_stack._command import Parser
+from dovetail_stack.parsing import Parser
 
 
 def add(parser: Parser) -> None:
     """Declares the library's own arguments."""
-    from dovetail_serve.cli import ACTIONS
+    from dovetail_serve.command.cli import ACTIONS
 
     ACTIONS["serve"].declare(parser)
     parser.words.update(ACTIONS["serve"].WORDS)
@@ -22,7 +22,7 @@ def add(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns the exit code."""
-    from dovetail_serve.cli import ACTIONS
+    from dovetail_serve.command.cli import ACTIONS
 
     code, _ = ACTIONS["serve"].run(args)
     return code

@@ -20,24 +20,29 @@ from typing import Any
 from dovetail_stack import (
     checking,
     estimating,
-    launching,
+    launch_settings,
     many_hosts,
     processes,
     settings,
     settings_file,
+    training,
 )
-from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
-from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack._command import DONE, INTERRUPTED, add_json
 from dovetail_stack.mesh import axes_of, make_mesh, parsed_dcn
+from dovetail_stack.model_directory import EXPORT
+from dovetail_stack.parsing import Parser
+from dovetail_stack.recipes.fields import check_local, help_of
 from dovetail_stack.recipes.options import Devices, Duration
 from dovetail_stack.settings import RECIPES, FromRecords
 
+LATE = ("monitoring",)  # groups at the end of a help
 WRITERS = ("pretrain", "continue", "distil", "chat", "prefer")  # recipes of models that write text
 
 
 def add(parser: Parser) -> None:
     """Declares the recipes. Options have no defaults here, so a resumed run keeps its own."""
     parser.argument_default = argparse.SUPPRESS
+    _add_out(parser)
     _everywhere(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="steps in all, of a stored run")
     parser.add_argument(
@@ -60,15 +65,26 @@ def add(parser: Parser) -> None:
     for name, kind in RECIPES.items():
         recipe = recipes.add_parser(
             name,
+            aliases=settings.ALIASES.get(name, ()),
             help=(kind.__doc__ or "").splitlines()[0],
             description=_sentences(kind),
             argument_default=argparse.SUPPRESS,
         )
+        recipe.set_defaults(recipe=name)  # the alias that was typed is forgotten
+        parts = settings.parts(kind)
+        for title in sorted(parts, key=LATE.__contains__):
+            group = recipe.add_argument_group(title)
+            _options(group, parts[title])
+            if title == next(iter(parts)):
+                _add_out(group)
         _everywhere(recipe)
         if issubclass(kind, FromRecords):
             _checks(recipe)
-        for title, group in settings.parts(kind).items():
-            _options(recipe.add_argument_group(title), group)
+        fields = [f for group in parts.values() for f in dataclasses.fields(group)]
+        needed = [f.name for f in fields if f.default is dataclasses.MISSING]
+        recipe.needed = [*map(settings.option, needed), "--out"]
+        recipe.at_end = True
+    parser.usage = f"{parser.prog} RECIPE [options], or {parser.prog} --out RUN to resume"
 
 
 def _checks(parser: Parser) -> None:
@@ -85,8 +101,11 @@ def _sentences(kind: type) -> str:
     return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArgs:")[0]
 
 
+def _add_out(group: Any) -> None:
+    group.add_argument("--out", type=Path, metavar="RUN", help="the run's directory (needed)")
+
+
 def _everywhere(parser: Parser) -> None:
-    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's directory (needed)")
     parser.add_argument(
         "--resume",
         choices=("exact", "convert"),
@@ -104,6 +123,7 @@ def _everywhere(parser: Parser) -> None:
         help="print such a file with all options, and start nothing",
     )
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
+    parser.hide(devices)
     _options(devices, Devices)
     devices.add_argument(
         "--dcn",
@@ -139,12 +159,14 @@ def _everywhere(parser: Parser) -> None:
         devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
         parser.words[rate] = settings.option(rate)
     parser.words["device"] = "--estimate"
+    parser.words["now"] = "--date"
     _many_hosts(parser)
     add_json(parser)
 
 
 def _many_hosts(parser: Parser) -> None:
     group = parser.add_argument_group("many hosts", "may differ when a run is resumed")
+    parser.hide(group)
     group.add_argument(
         "--hosts",
         type=int,
@@ -187,7 +209,7 @@ def _options(group: Any, part: Any) -> None:
         parse = {} if declared else {"type": type(item.default)}
         group.add_argument(
             settings.option(item.name),
-            help=settings.help_of(item).replace("%", "%%"),
+            help=help_of(item).replace("%", "%%"),
             **parse,
             **item.metadata["parse"],
         )
@@ -202,6 +224,7 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     if "out" not in values and "check" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
+    check_local("out", values.get("out", ""))
     out = args.out.resolve() if "out" in values else None
     if out is not None and (out / "config.json").is_file():
         raise ValueError(
@@ -212,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
     if "check" in values:
         mesh = make_mesh(axes, dcn=dcn)
-        run, _ = launching.decided(values, out, mesh)
+        run, _ = launch_settings.decided(values, out, mesh)
         assert isinstance(run, FromRecords)  # the others do not have the option
         print(checking.checked(run, values, mesh=mesh))
         return DONE
@@ -224,7 +247,7 @@ def run(args: argparse.Namespace) -> int:
     joined = processes.join(values)
     if "estimate" in values:
         shown = {"compile_s": values.get("compile"), "as_json": "json" in values}
-        planned = launching.planned(values, out)
+        planned = launch_settings.planned(values, out)
         print(estimating.report(planned, args.estimate, axes, dcn=dcn, rates=rates, **shown))
         return DONE
     with contextlib.ExitStack() as stack:
@@ -234,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
             stack.enter_context(watch_processes())
         mesh = make_mesh(axes, dcn=dcn)
         with _stdout_for_json(values):
-            finished = launching.launch(values, out, mesh=mesh, command=args.argv)
+            finished = training.launch(values, out, mesh=mesh, command=args.argv)
         if processes.is_first():
             _report(args, out, as_json="json" in values, finished=finished)
     return DONE if finished else INTERRUPTED
@@ -272,7 +295,9 @@ def _printed(values: dict[str, Any]) -> str:
             del given["minutes"]  # they have become steps
     else:
         kind = RECIPES[recipe]
-    given |= launching.given_of(values, kind) | {k: values[k] for k in settings.AXES if k in values}
+    given |= launch_settings.given_of(values, kind) | {
+        k: values[k] for k in settings.AXES if k in values
+    }
     if "json" in values:
         shown = {"recipe": kind.recipe, **settings_file.values_of(kind, given)}
         return json.dumps(shown, indent=2)

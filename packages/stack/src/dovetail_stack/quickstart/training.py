@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_stack import settings
-from dovetail_stack.recipes.fitting import METRICS
-from dovetail_stack.recipes.options import Duration
+from dovetail_stack.recipes.options import METRICS, Duration
 
 REPEATED_STEPS = 8  # logged past the middle checkpoint before the kill
 POLL_S = 0.05

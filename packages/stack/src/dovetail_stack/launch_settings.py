@@ -1,75 +1,33 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One launch of a run: its settings, its record and its training. Every process calls it.
+"""The settings of a launch: options that were typed, joined with those stored in the run.
 
-The settings are the options that were typed, joined with those stored in the run.
+They are checked before anything is written. Every process decides them.
 """
 
 import contextlib
 import dataclasses
+import math
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dovetail_stack import launches, processes, rewinding, runs, settings, training
-from dovetail_stack.settings import RECIPES, Settings
+import numpy as np
+
+from dovetail_stack import launches, processes, record_jobs, rewinding, settings, text_jobs
+from dovetail_stack.recipes.options import CHECKPOINTS, METRICS
+from dovetail_stack.settings import RECIPES, FromRecords, FromText, Settings
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
+    from jax.sharding import AbstractMesh, Mesh
 
-    from dovetail_stack.supervision import Supervision
+    from dovetail_stack.recipes.fitting import Recipe
 
 # Left by a run that was killed while it wrote its settings, and by file managers.
 _HARMLESS = (f"{settings.FILE}.partial", launches.LOCK, launches.FILE, ".DS_Store")
 _LISTED = 5  # other files in a message
-
-
-def launch(
-    values: dict[str, Any],
-    out: Path,
-    *,
-    mesh: "Mesh",
-    command: Sequence[str],
-    changes: Mapping[str, Sequence[Any]] | None = None,
-    supervision: "Supervision | None" = None,
-) -> bool:
-    """Trains a run to its end, or resumes it, and records the launch.
-
-    Args:
-        values: Parsed options by name.
-        out: Directory of the run.
-        mesh: Devices.
-        command: Arguments of the command `dovetail`.
-        changes: Settings that were changed before, for the record.
-        supervision: See `training.execute`. The lock of the run is then held already.
-
-    Returns:
-        False if it was stopped early. Its state is then saved.
-    """
-    run = agreed(values, out, mesh)
-    record = launches.Record()
-    with contextlib.ExitStack() as stack:
-        options = {"command": command, "seeds": {"seed": run.training.seed}, "mesh": mesh}
-        if supervision is not None:
-            options["generation"] = supervision.context.generation
-        entered = []
-
-        def begin() -> None:
-            before = settings.load(out)
-            changed = {**settings.changes(before, run), **(changes or {})}
-            if run.rewind is not None:
-                changed |= rewinding.changes(before, run, rewinding.checkpoints(out))
-            entered.append(stack.enter_context(launches.recorded(out, changes=changed, **options)))
-
-        processes.on_first(begin)
-        record = entered[0] if entered else record
-        made = rewinding.completed(run, out) if run.rewind is not None else run
-        mode = values.get("resume", "exact")
-        record.finished = training.execute(
-            made, out, mesh=mesh, resume=mode, supervision=supervision
-        )
-    return record.finished
+S = TypeVar("S", bound=Settings)
 
 
 def agreed(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
@@ -113,7 +71,7 @@ def resolved(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
     run, replaced = decided(values, out, mesh)
     if replaced:
         print(f"{out} failed before its first step: it begins anew.", file=sys.stderr)
-        runs.clear(out)
+        _clear(out)
     if replaced or not (out / settings.FILE).is_file():
         run.save(out)
     return run
@@ -149,7 +107,7 @@ def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settin
         if out is not None:
             _check_empty(out)
         return _created(values, mesh), False
-    if recipe is not None and runs.never_trained(out) and not _same(values, out):
+    if recipe is not None and _never_trained(out) and not _same(values, out):
         return _created(values, mesh), True
     stored = settings.load(out)
     if recipe not in (None, stored.recipe):
@@ -162,7 +120,9 @@ def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settin
 
 def _created(values: dict[str, Any], mesh: Any) -> Settings:
     kind = RECIPES[values["recipe"]]
-    return training.checked(settings.create(kind, given_of(values, kind)), mesh=mesh)
+    run = settings.create(kind, given_of(values, kind))
+    with accepting(run):
+        return checked(run, mesh=mesh)
 
 
 def _check_empty(out: Path) -> None:
@@ -196,7 +156,7 @@ def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> 
     if not differing:
         return stored
     made = settings.changed(given, stored)
-    training.check_batch(made, mesh)
+    check_batch(made, mesh)
     changes = settings.changes(stored, made)
     converted = [n for n in settings.CONVERTED if n in changes and 0 in changes[n]]
     if converted and values.get("resume") != "convert":
@@ -224,6 +184,24 @@ def _same(values: dict[str, Any], out: Path) -> bool:
     return values["recipe"] == stored.recipe and not settings.differences(given, stored)
 
 
+def _never_trained(path: Path) -> bool:
+    """Tests whether every launch failed before its first step. False while the run is running."""
+    ends = [event for event in launches.read(path) if event["event"] == "end"]
+    begun = [event for event in launches.read(path) if event["event"] == "start"]
+    if len(ends) < len(begun) or any(end["outcome"] != "failed" for end in ends):
+        return False
+    made = [path / METRICS, *(path / CHECKPOINTS).glob("[0-9]*")]
+    return not any(file.exists() for file in made) and not launches.is_running(path)
+
+
+def _clear(path: Path) -> None:
+    """Removes the corpora, the reference and the tokenizer of a run without steps."""
+    for name in ("train", "held_out", "reference"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink(missing_ok=True)
+
+
 def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
     """Returns the given options of a recipe, in the types of its settings."""
     names = [
@@ -231,3 +209,81 @@ def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
     ]
     selected = {name: values[name] for name in names if name in values}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}
+
+
+def accepting(run: Settings) -> contextlib.AbstractContextManager[None]:
+    """Opens directories, inside, with what the settings of a run accept."""
+    if not any(run.accepted.values()):
+        return contextlib.nullcontext()
+    import dovetail_models
+
+    return dovetail_models.accepting(**run.accepted)
+
+
+def checked(run: S, *, mesh: "Mesh") -> S:
+    """Checks the settings of a new run. Writes nothing and reads no weights.
+
+    Args:
+        run: Settings of a new run.
+        mesh: Devices of the first launch.
+
+    Returns:
+        The settings, with the names of files without text and the keys of a config.json.
+
+    Raises:
+        ValueError: Text or records, model, shape, batch or mesh do not fit.
+    """
+    check_batch(run, mesh)
+    if isinstance(run, FromRecords):
+        record_jobs.check_files(run)  # before the model: a wrong name is the commonest mistake
+    if isinstance(run, FromText):
+        run = text_jobs.with_keys(run)
+    recipe = outlined(run, mesh)  # reads the configuration of the model that it begins from
+    recipe.outline()
+    recipe.trainer(1)
+    if isinstance(run, FromRecords):
+        _check_fields(recipe)
+        record_jobs.check(run)
+        return run
+    assert isinstance(run, FromText)
+    return text_jobs.checked(run)
+
+
+def _check_fields(recipe: "Recipe") -> None:
+    """Raises ValueError if the fields that the loss needs cannot be made of a batch of its size."""
+    from dovetail_stack.recipes.fitting import text_fields
+
+    fields = text_fields(recipe.batching)
+    empty: dict[str, Any] = {name: np.zeros(x.shape, x.dtype) for name, x in fields.items()}
+    if "pair_ids" in (recipe.fields or {}):
+        empty["pair_ids"] = np.arange(recipe.batching.global_batch, dtype=np.int32) // 2
+    next(recipe.batches(iter([empty])))
+
+
+def outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
+    """Returns the recipe before its corpora are read."""
+    if isinstance(run, FromRecords):
+        return record_jobs.outlined(run, mesh)
+    assert isinstance(run, FromText)
+    return text_jobs.outlined(run, mesh)
+
+
+def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
+    """Raises ValueError unless rows and tokens of a step divide among the devices."""
+    sizes, step = dict(mesh.shape), run.training
+    ways = math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp", "expert"))
+    unit = record_jobs.unit_of(run) if isinstance(run, FromRecords) else 1
+    least = step.accumulate * ways * unit
+    if step.global_batch % least:
+        together = f" of whole examples of {unit} rows" if unit > 1 else ""
+        raise ValueError(
+            f"the rows of a step must divide among {ways} devices and accumulate={step.accumulate} "
+            f"microbatches{together}, got global_batch={step.global_batch}: pass "
+            f"global_batch={math.ceil(step.global_batch / least) * least}"
+        )
+    if step.length % sizes.get("context", 1):
+        raise ValueError(
+            f"length must divide among context={sizes['context']} devices, got "
+            f"length={step.length}: pass length="
+            f"{math.ceil(step.length / sizes['context']) * sizes['context']}"
+        )

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail_stack import launching
-from dovetail_stack._command import FAILED
+from dovetail_stack import training
+from dovetail_stack._command import FAILED, exit_code_of
 from dovetail_stack.mesh import axes_of, make_mesh
 from dovetail_stack.supervision import Supervision
 
@@ -65,7 +65,7 @@ def rank(
     _set_log(context.rank, debug="debug" in values)
     try:
         mesh = make_mesh(axes_of(values), dcn=values.get("dcn"), use_all=True)
-        finished = launching.launch(
+        finished = training.launch(
             values,
             out,
             mesh=mesh,
@@ -86,7 +86,7 @@ def _set_log(rank: int, *, debug: bool) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
     if rank > 0:  # the trainer's warnings are the same on each
         logging.getLogger("dovetail_train").setLevel(logging.ERROR)
-    if not debug:  # as `_command.Frame`: the raised error has it all
+    if not debug:  # as `_command.answering`: the raised error has it all
         for noisy in ("absl", "asyncio"):
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
@@ -99,4 +99,4 @@ def _refusal(error: Exception) -> RefusedError | None:
     if not answers or _OF_XLA.match(str(error)):
         return None
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    return RefusedError(message, getattr(error, "exit_code", FAILED))
+    return RefusedError(message, exit_code_of(error))

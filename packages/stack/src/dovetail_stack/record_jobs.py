@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail_stack import job
-from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
 from dovetail_stack.job import SAMPLES, Job
+from dovetail_stack.model_directory import EXPORT, locate, refuse_quantized
 from dovetail_stack.processes import on_first, say
 from dovetail_stack.progress import Scoring, Writing
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
@@ -50,6 +50,13 @@ def unit_of(run: FromRecords) -> int:
     if isinstance(run, Embed):
         return len(run.embedding.fields)
     return 2 if isinstance(run, Prefer | Reward) else 1
+
+
+def check_files(run: FromRecords) -> None:
+    """Raises ValueError unless the records are files that can be read."""
+    from dovetail_stack.recipes import records
+
+    records.opened(run.examples.records, json_columns=run.examples.json_columns)
 
 
 def check(run: FromRecords) -> None:
@@ -99,7 +106,7 @@ def tokenizer_of(run: FromRecords) -> "Pretrained":
 
 def _opened(run: FromRecords) -> "tuple[Path, Any, Pretrained]":
     """Returns the directory of the model, its configuration and its tokenizer."""
-    from dovetail_models.hub import resolve
+    from dovetail_models.hf.hub import resolve
     from dovetail_stack.recipes import continuation, embedding
 
     named = resolve(run.source.model)
@@ -219,7 +226,7 @@ def _referenced(
     It computes the rows of the run's steps, and the held-out rows that are measured.
     """
     from dovetail_data import batches
-    from dovetail_stack.recipes.fitting import places_of
+    from dovetail_stack.recipes.fitting import evaluated_batches, places_of
     from dovetail_stack.recipes.preference import scorer
     from dovetail_stack.recipes.reference import Referenced, in_precision
 
@@ -228,7 +235,7 @@ def _referenced(
 
     def begin(steps: int) -> None:
         whole = {"global_batch": size, "seed": None, "epochs": 1}
-        measured = islice(batches(held_out, **whole), job.evaluated_batches(size))
+        measured = islice(batches(held_out, **whole), evaluated_batches(size))
         used: Iterable[Any] = batches(rows, **whole)
         total = 2 * len(rows)
         if steps * size < total:
@@ -261,7 +268,7 @@ def _metrics(run: FromRecords, recipe: "Recipe") -> dict[str, Any]:
     from dovetail_stack.recipes.fitting import attention
     from dovetail_train import lm_loss
 
-    return {"loss": job.of_decoder(recipe, lm_loss(attention=attention))}
+    return {"loss": recipe.of_decoder(lm_loss(attention=attention))}
 
 
 def _samples(
@@ -314,4 +321,5 @@ def _export(run: FromRecords, recipe: "Recipe", module: Any, out: Path, held_out
         ends = dialogue.answer_ends(answers, tokenizer_of(run))
         dialogue.add_ends(out / EXPORT, ends)
     if isinstance(run, FromMessages) and run.dialogue.template is not None:
-        shutil.copyfile(run.dialogue.template, out / EXPORT / dialogue.TEMPLATE)
+        source = dialogue.template_of(directory, run.dialogue).source
+        (out / EXPORT / dialogue.TEMPLATE).write_text(source, encoding="utf-8")

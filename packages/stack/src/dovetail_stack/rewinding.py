@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail_stack._rewind import Rewind
 from dovetail_stack.processes import on_first, say
+from dovetail_stack.recipes.options import CHECKPOINTS
 from dovetail_stack.settings import S, Settings
 
 
@@ -70,7 +71,6 @@ def requested(stored: S, values: dict[str, Any], saved: list[int]) -> S:
 def completed(run: S, out: Path) -> S:
     """Carries out the pending rewind and returns the settings after it. Every process calls it."""
     from dovetail_checkpoint import rewind
-    from dovetail_stack.recipes.fitting import CHECKPOINTS
 
     assert run.rewind is not None
     on_first(lambda: run.save(out))
@@ -99,7 +99,6 @@ def changes(before: Settings, after: Settings, saved: list[int]) -> dict[str, li
 def checkpoints(out: Path) -> list[int]:
     """Returns the steps of a run with a checkpoint, oldest first."""
     from dovetail_checkpoint import Store
-    from dovetail_stack.recipes.fitting import CHECKPOINTS
 
     return [saved.step for saved in Store(out / CHECKPOINTS).steps()]
 

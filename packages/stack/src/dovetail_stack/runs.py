@@ -7,7 +7,6 @@ This module does not import JAX, so a list of a hundred runs takes only the time
 
 import functools
 import importlib.util
-import shutil
 import statistics
 import sys
 from collections import deque
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_stack import launches, settings, states
-from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.model_directory import EXPORT
+from dovetail_stack.recipes.options import METRICS
 from dovetail_stack.rewinding import left_out
 from dovetail_stack.settings import Settings
 
-METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 EVALUATION = "eval/"  # what the names of evaluations begin with
 WINDOW = 100  # steps of a mean loss and of a median rate: the last ones, or all if there are fewer
 Line = Mapping[str, Any]
@@ -122,8 +121,8 @@ def load(path: Path) -> Run:
     """Reads a run. Raises ValueError if the directory is not a run or is damaged."""
     if not (path / settings.FILE).is_file():
         raise ValueError(
-            f"a run is a directory with {settings.FILE}, got {str(path)!r}: name what dovetail "
-            "train was given as --out"
+            f"a run is a directory with {settings.FILE}, got {str(path)!r}{_absence(path)}: name "
+            "the --out of dovetail train; dovetail runs list DIR shows those of a directory"
         )
     events, metrics = launches.read(path), path / METRICS
     return Run(
@@ -133,6 +132,10 @@ def load(path: Path) -> Run:
         events=events,
         lines=_records().read_jsonl(metrics) if metrics.is_file() else [],
     )
+
+
+def _absence(path: Path) -> str:
+    return "" if path.exists() else ", which does not exist"
 
 
 def account(run: Run) -> dict[str, float] | None:
@@ -149,7 +152,7 @@ def account(run: Run) -> dict[str, float] | None:
 
 
 def straggler(run: Run) -> Any:
-    """Returns `dovetail_train.records.Straggler`, the slowest process of the newest account.
+    """Returns `dovetail_train.logs.records.Straggler`, the slowest process of the newest account.
 
     None if no process stood out.
     """
@@ -179,7 +182,9 @@ def find(directory: Path) -> Found:
     Raises ValueError if `directory` is not a directory.
     """
     if not directory.is_dir():
-        raise ValueError(f"runs lie in a directory, got {str(directory)!r}: name one that exists")
+        raise ValueError(
+            f"runs lie in a directory, got {str(directory)!r}{_absence(directory)}: name another"
+        )
     if (directory / settings.FILE).is_file():
         entries = [directory]
     else:
@@ -222,24 +227,6 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
         "evaluations": _side_by_side(evaluations),
         **{name: [summary[name] for summary in summaries] for name in figures},
     }
-
-
-def never_trained(path: Path) -> bool:
-    """Tests whether every launch failed before its first step. False while the run is running."""
-    ends = [event for event in launches.read(path) if event["event"] == "end"]
-    begun = [event for event in launches.read(path) if event["event"] == "start"]
-    if len(ends) < len(begun) or any(end["outcome"] != "failed" for end in ends):
-        return False
-    made = [path / METRICS, *(path / CHECKPOINTS).glob("[0-9]*")]
-    return not any(file.exists() for file in made) and not launches.is_running(path)
-
-
-def clear(path: Path) -> None:
-    """Removes the corpora, the reference and the tokenizer of a run without steps."""
-    for name in ("train", "held_out", "reference"):
-        shutil.rmtree(path / name, ignore_errors=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (path / name).unlink(missing_ok=True)
 
 
 def _side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -288,11 +275,11 @@ def _files(path: Path) -> list[Path]:
 
 @functools.cache
 def _records() -> Any:
-    """Loads `dovetail_train.records` from its file: the package would import JAX (1 s)."""
+    """Loads `dovetail_train.logs.records` from its file: the package would import JAX (1 s)."""
     package = importlib.util.find_spec("dovetail_train")
     assert package is not None
     assert package.submodule_search_locations
-    file = Path(package.submodule_search_locations[0]) / "records.py"
+    file = Path(package.submodule_search_locations[0]) / "logs" / "records.py"
     name = "dovetail_stack._records"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None

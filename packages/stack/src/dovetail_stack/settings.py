@@ -60,6 +60,12 @@ AXES = tuple(item.name for item in dataclasses.fields(Devices))  # of the mesh, 
 S = TypeVar("S", bound="Settings")
 
 
+class RunError(ValueError):
+    """A file of a run that is damaged, or that another version wrote."""
+
+    exit_code = 3  # of the command: damaged data
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings shared by all recipes. Paths are absolute, so a run resumes from any folder.
@@ -269,6 +275,9 @@ RECIPES: dict[str, type[Settings]] = {
 }
 
 
+ALIASES = {"chat": ("sft",), "prefer": ("dpo",)}  # other programs' words for a recipe
+
+
 def parts(kind: type[Settings]) -> dict[str, Any]:
     """Returns {name: class} of the groups in a recipe's settings, first those that need values."""
     groups = {f.name: f.type for f in dataclasses.fields(kind) if dataclasses.is_dataclass(f.type)}
@@ -284,17 +293,8 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def help_of(item: Any) -> str:
-    """Returns the help of a field, with its default."""
-    if item.default is dataclasses.MISSING:
-        default = "needed for a new run"
-    else:
-        default = "none" if item.default in (None, ()) else str(item.default)
-    return f"{item.metadata['help']} ({default})"
-
-
 def load(run: Path) -> Settings:
-    """Reads `run`/run.json. Raises ValueError if another version of the command wrote it."""
+    """Reads `run`/run.json. Raises RunError if it is damaged, or of another version."""
     path = run / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -306,8 +306,13 @@ def load(run: Path) -> Settings:
             raise KeyError(*sorted(values.keys() ^ kinds.keys()))
         made = {name: _part(kinds[name], values[name]) for name in kinds}
         return kind(**made, skipped=None if skipped is None else tuple(skipped), **beside)
-    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RunError(
+            f"{str(path)!r} must be JSON, got a damaged file ({error}): restore it, or start a new "
+            "run with another --out"
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
             f"{str(path)!r} must hold settings that this version of dovetail wrote "
             f"({type(error).__name__}: {error}): start a new run with another --out"
         ) from error

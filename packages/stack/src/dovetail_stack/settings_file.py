@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_stack import settings
+from dovetail_stack.recipes.fields import help_of
 from dovetail_stack.recipes.options import Devices
 from dovetail_stack.settings import RECIPES, Settings
 
@@ -37,7 +38,7 @@ def sections(kind: type[Settings]) -> dict[str, Any]:
 
 def recipe_of(file: Path) -> str | None:
     """Returns the recipe that the file names, or None. Raises ValueError for an unknown one."""
-    recipe = _content(file).get("recipe")
+    recipe = _recipe(_content(file).get("recipe"))
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(
             f"a recipe must be one of {', '.join(RECIPES)}, got recipe = {recipe!r} in "
@@ -58,7 +59,7 @@ def read(file: Path, kind: type[Settings]) -> dict[str, Any]:
             section or key or a value of a wrong type.
     """
     content = _content(file)
-    named = content.pop("recipe", kind.recipe)
+    named = _recipe(content.pop("recipe", kind.recipe))
     if named != kind.recipe:
         raise ValueError(
             f"the settings must belong to the recipe {kind.recipe}, got recipe = {named!r} in "
@@ -133,7 +134,7 @@ def written(kind: type[Settings], given: Mapping[str, Any]) -> str:
     for section, group in sections(kind).items():
         table = tomlkit.table()
         for item in _fields(group):
-            for line in textwrap.wrap(settings.help_of(item), _WIDTH):
+            for line in textwrap.wrap(help_of(item, in_words=False), _WIDTH):
                 table.add(tomlkit.comment(line))
             value = values[section][item.name]
             if value is None:
@@ -228,6 +229,12 @@ def _unknown_key(section: str, name: str, kind: type[Settings], file: Path) -> s
 def _near(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _recipe(named: Any) -> Any:
+    """Returns the recipe of an alias, such as sft. Other values are returned as they are."""
+    own = [recipe for recipe, aliases in settings.ALIASES.items() if named in aliases]
+    return own[0] if own else named
 
 
 def _content(file: Path) -> dict[str, Any]:

@@ -54,15 +54,15 @@ class _InPhase:
     def run_in_parts(
         self, trainer: Any, state: Any, step: int
     ) -> Generator[None, None, Mapping[str, float] | None]:
-        from dovetail_train.hooks import InterruptibleHook
+        from dovetail_train.loop.hooks import runs_in_parts
 
-        if not isinstance(self._hook, InterruptibleHook):
+        if not runs_in_parts(self._hook):
             return self(trainer, state, step)
         with self._supervision.phase(type(self._hook).__name__):
             return (yield from self._hook.run_in_parts(trainer, state, step))
 
     def close(self) -> None:
-        from dovetail_train.hooks import Closable
+        from dovetail_train.loop.hooks import Closable
 
         if isinstance(self._hook, Closable):
             self._hook.close()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail_stack import job
-from dovetail_stack.commands.generate import locate, refuse_quantized
 from dovetail_stack.job import SAMPLES, Job
+from dovetail_stack.model_directory import locate, refuse_quantized
 from dovetail_stack.processes import on_first, say
 from dovetail_stack.progress import Writing
 from dovetail_stack.settings import Continue, Distil, FromText, Pretrain
@@ -171,7 +171,7 @@ def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, lik
         recipe=recipe,
         rows=pack(text.train, length=length, seed=seed),
         held_out=pack(text.held_out, length=length, seed=seed),
-        metrics={name: job.of_decoder(recipe, loss) for name, loss in metrics.items()},
+        metrics={name: recipe.of_decoder(loss) for name, loss in metrics.items()},
         export=lambda module, out: job.export(recipe.finished(module), out, like=like),
         hooks=hooks,
     )
@@ -179,7 +179,7 @@ def _joined(run: FromText, text: "Prepared", recipe: "Recipe", out: Path, *, lik
 
 def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
     """The directory of the model that the run begins from, its configuration and its tokenizer."""
-    from dovetail_models.hub import resolve
+    from dovetail_models.hf.hub import resolve
     from dovetail_stack.recipes.continuation import opened
     from dovetail_stack.recipes.vocabulary import check_ends
 

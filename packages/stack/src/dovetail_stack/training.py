@@ -1,40 +1,82 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the settings of a training run: corpora, training, export."""
+"""One launch of a run: its record, and its corpora, training and export. Every process calls it."""
 
 import contextlib
 import dataclasses
-import functools
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from dovetail_stack import record_jobs, rewinding, text_jobs
-from dovetail_stack.job import Job, evaluated_batches
+from dovetail_stack import launches, record_jobs, rewinding, settings, text_jobs
+from dovetail_stack.job import Job
+from dovetail_stack.launch_settings import accepting, agreed
 from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Lines
-from dovetail_stack.settings import FromRecords, FromText, Pretrain, Settings, load, option
+from dovetail_stack.settings import FromRecords, FromText, Pretrain, Settings, load
 
 if TYPE_CHECKING:
-    from jax.sharding import AbstractMesh, Mesh
+    from jax.sharding import Mesh
 
     from dovetail_data import Rows
     from dovetail_stack.recipes.fitting import Recipe
     from dovetail_stack.supervision import Supervision
-    from dovetail_train import Estimate, Hook, Program, Sink
+    from dovetail_train import Hook, Sink
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
 TRACE = "trace"
 TRACED_STEPS = 5
-S = TypeVar("S", bound=Settings)
-P = ParamSpec("P")
-R = TypeVar("R")
+
+
+def launch(
+    values: dict[str, Any],
+    out: Path,
+    *,
+    mesh: "Mesh",
+    command: Sequence[str],
+    changes: Mapping[str, Sequence[Any]] | None = None,
+    supervision: "Supervision | None" = None,
+) -> bool:
+    """Trains a run to its end, or resumes it, and records the launch.
+
+    Args:
+        values: Parsed options by name.
+        out: Directory of the run.
+        mesh: Devices.
+        command: Arguments of the command `dovetail`.
+        changes: Settings that were changed before, for the record.
+        supervision: See `execute`. The lock of the run is then held already.
+
+    Returns:
+        False if it was stopped early. Its state is then saved.
+    """
+    run = agreed(values, out, mesh)
+    record = launches.Record()
+    with contextlib.ExitStack() as stack:
+        options = {"command": command, "seeds": {"seed": run.training.seed}, "mesh": mesh}
+        if supervision is not None:
+            options["generation"] = supervision.context.generation
+        entered = []
+
+        def begin() -> None:
+            before = settings.load(out)
+            changed = {**settings.changes(before, run), **(changes or {})}
+            if run.rewind is not None:
+                changed |= rewinding.changes(before, run, rewinding.checkpoints(out))
+            entered.append(stack.enter_context(launches.recorded(out, changes=changed, **options)))
+
+        on_first(begin)
+        record = entered[0] if entered else record
+        made = rewinding.completed(run, out) if run.rewind is not None else run
+        mode = values.get("resume", "exact")
+        with accepting(made):
+            record.finished = execute(made, out, mesh=mesh, resume=mode, supervision=supervision)
+    return record.finished
 
 
 class _Accepted:
@@ -51,21 +93,6 @@ class _Accepted:
             self._run.save(self._out)
 
 
-def accepting(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Returns `act`, which opens directories with what the settings of its run accept."""
-
-    @functools.wraps(act)
-    def inside(run: S, *args: P.args, **options: P.kwargs) -> R:
-        if not any(run.accepted.values()):
-            return act(run, *args, **options)
-        import dovetail_models
-
-        with dovetail_models.accepting(**run.accepted):
-            return act(run, *args, **options)
-
-    return inside
-
-
 def _store_ids(run: Pretrain, out: Path) -> None:
     """Stores the number of ids, and no other setting: those hold once a step was made."""
     stored = load(out)
@@ -74,7 +101,6 @@ def _store_ids(run: Pretrain, out: Path) -> None:
         dataclasses.replace(stored, **replace).save(out)
 
 
-@accepting
 def execute(
     run: Settings,
     out: Path,
@@ -99,7 +125,7 @@ def execute(
     """
     from dovetail_data import budget
     from dovetail_stack.recipes.fitting import fit
-    from dovetail_train.processes import first
+    from dovetail_train.mesh.processes import first
 
     job = _job(run, out, mesh)
     if isinstance(run, Pretrain) and job.ids is not None:
@@ -111,7 +137,8 @@ def execute(
         steps = first(_plan(run, job.recipe, job.rows))
         if is_first():
             run.with_steps(steps).save(out)
-    job.begin(steps)
+    if job.begin is not None:
+        job.begin(steps)
     say(str(budget(job.rows, steps=steps, global_batch=run.training.global_batch)))
     hooks = [
         *_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)),
@@ -161,8 +188,12 @@ def _watched(
         return
     from dovetail_checkpoint import on_signal
 
-    with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
-        yield stop.poll, [bar]
+    with on_signal(signal.SIGINT, signal.SIGTERM) as stop:
+        if sys.stderr.isatty():
+            with Bar(steps=steps) as bar:
+                yield stop.poll, [bar]
+        else:  # a bar in a file is one long line
+            yield stop.poll, [Lines(steps=steps)]
 
 
 def _job(run: Settings, out: Path, mesh: "Mesh") -> Job:
@@ -185,140 +216,6 @@ def _export(job: Job, module: Any, out: Path) -> None:
     on_first(lambda: job.export(trained, out))
 
 
-@accepting
-def checked(run: S, *, mesh: "Mesh") -> S:
-    """Checks the settings of a new run. Writes nothing and reads no weights.
-
-    Args:
-        run: Settings of a new run.
-        mesh: Devices of the first launch.
-
-    Returns:
-        The settings, with the names of files without text and the keys of a config.json.
-
-    Raises:
-        ValueError: Text or records, model, shape, batch or mesh do not fit.
-    """
-    check_batch(run, mesh)
-    if isinstance(run, FromText):
-        run = text_jobs.with_keys(run)
-    recipe = _outlined(run, mesh)  # reads the configuration of the model that it begins from
-    recipe.outline()
-    recipe.trainer(1)
-    if isinstance(run, FromRecords):
-        _check_fields(recipe)
-        record_jobs.check(run)
-        return run
-    assert isinstance(run, FromText)
-    return text_jobs.checked(run)
-
-
-def _check_fields(recipe: "Recipe") -> None:
-    """Raises ValueError if the fields that the loss needs cannot be made of a batch of its size."""
-    from dovetail_stack.recipes.fitting import text_fields
-
-    fields = text_fields(recipe.batching)
-    empty: dict[str, Any] = {name: np.zeros(x.shape, x.dtype) for name, x in fields.items()}
-    if "pair_ids" in (recipe.fields or {}):
-        empty["pair_ids"] = np.arange(recipe.batching.global_batch, dtype=np.int32) // 2
-    next(recipe.batches(iter([empty])))
-
-
-def rehearsed(run: FromRecords, out: Path, *, mesh: "Mesh") -> Job:
-    """Returns the job of a run whose corpora are written, and draws its first batch.
-
-    Args:
-        run: Settings, from `checked`.
-        out: Directory to write to.
-        mesh: Devices.
-
-    Raises:
-        ValueError: As `execute` would, before its first step.
-    """
-    from dovetail_data import batches
-
-    job, step = record_jobs.job_of(run, out, mesh), run.training
-    next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
-    return job
-
-
-def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
-    """Returns the recipe before its corpora are read."""
-    if isinstance(run, FromRecords):
-        return record_jobs.outlined(run, mesh)
-    assert isinstance(run, FromText)
-    return text_jobs.outlined(run, mesh)
-
-
-def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
-    """Raises ValueError unless rows and tokens of a step divide among the devices."""
-    sizes, step = dict(mesh.shape), run.training
-    ways = math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp", "expert"))
-    unit = record_jobs.unit_of(run) if isinstance(run, FromRecords) else 1
-    least = step.accumulate * ways * unit
-    if step.global_batch % least:
-        together = f" of whole examples of {unit} rows" if unit > 1 else ""
-        raise ValueError(
-            f"the rows of a step must divide among {ways} devices and accumulate={step.accumulate} "
-            f"microbatches{together}, got global_batch={step.global_batch}: pass "
-            f"global_batch={math.ceil(step.global_batch / least) * least}"
-        )
-    if step.length % sizes.get("context", 1):
-        raise ValueError(
-            f"length must divide among context={sizes['context']} devices, got "
-            f"length={step.length}: pass length="
-            f"{math.ceil(step.length / sizes['context']) * sizes['context']}"
-        )
-
-
-@accepting
-def estimate(
-    run: Settings, *, mesh: "AbstractMesh", dcn: dict[str, int] | None = None, **rates: float
-) -> "Estimate":
-    """Estimates memory and time of a step. Writes nothing and reads no weights.
-
-    Args:
-        run: Settings.
-        mesh: Abstract mesh, with the kind of its devices.
-        dcn: Slices along each axis that crosses slow links. Default: one slice.
-        **rates: Measured rates of the devices, as `dovetail_train.estimate` takes them.
-
-    Returns:
-        The estimate. Its remedies are options of the command.
-    """
-    from dovetail_stack.recipes.fitting import estimate_step
-
-    check_batch(run, mesh)
-    if isinstance(run, FromText):
-        run = text_jobs.with_keys(run)
-    needs = estimate_step(_outlined(run, mesh), device=None, dcn=dcn, **rates)
-    typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
-    return dataclasses.replace(needs, remedies=tuple(typed))
-
-
-@accepting
-def step_program(run: Settings, mesh: "Mesh") -> "Program":
-    """Returns the step of a run for a compiler. Writes nothing and reads no weights.
-
-    Args:
-        run: Settings.
-        mesh: Devices, which may be absent.
-    """
-    from dovetail_stack.recipes.fitting import step_program
-
-    check_batch(run, mesh)
-    if isinstance(run, FromText):
-        run = text_jobs.with_keys(run)
-    return step_program(_outlined(run, mesh))
-
-
-def _options(changes: dict[str, Any]) -> str:
-    """Returns the options of the command for the changes of a remedy."""
-    named = {"compute": "precision", "rows": "global_batch"}
-    values = changes | ({"remat": "all"} if "remat" in changes else {})
-    return " ".join(f"{option(named.get(name, name))} {value}" for name, value in values.items())
-
-
 def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     """Returns the steps of a new run: one pass over the text, or as many as fit the minutes."""
     from dovetail_stack.recipes.fitting import steps_in
@@ -339,6 +236,7 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
 def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Hook]":
     """Returns hooks for the measures of held-out rows, also of averaged parameters."""
     from dovetail_data import batches
+    from dovetail_stack.recipes.fitting import evaluated_batches
     from dovetail_train import Eval, process_shard
 
     batching = job.recipe.batching

@@ -21,11 +21,11 @@ import dovetail_kernels as kernels
 import dovetail_models
 from dovetail_checkpoint import DamageError, Store, load, only, verify
 from dovetail_models import Decoder, abstract
-from dovetail_models.hub import resolve
+from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_serve import Platform, export
 from dovetail_stack.recipes import quantization
-from dovetail_stack.recipes.fitting import CHECKPOINTS
+from dovetail_stack.recipes.options import CHECKPOINTS
 from dovetail_stack.recipes.sentences import follow
 from dovetail_stack.recipes.servable import Pooling, Servable, Tower, servable
 

@@ -13,7 +13,7 @@ from flax import nnx
 from dovetail_data import Pretrained
 from dovetail_models import Config, Decoder, abstract, load, lora
 from dovetail_models.hf.directory import read_config
-from dovetail_models.hub import resolve
+from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,

@@ -10,10 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_data import Chat, Corpus, Corrupt, Preference, Pretrained, Template, values
+from dovetail_data import (
+    Chat,
+    Corpus,
+    Corrupt,
+    Document,
+    Preference,
+    Pretrained,
+    Template,
+    values,
+)
 from dovetail_models import generation_defaults
 from dovetail_models.hf.directory import CONFIG_FILE, GENERATION_FILE
-from dovetail_stack.recipes.record_options import Conversations, Dialogue
+from dovetail_stack.recipes.record_options import CHATML, Conversations, Dialogue
 from dovetail_stack.recipes.records import Record
 
 TEMPLATE = "chat_template.jinja"
@@ -24,6 +33,8 @@ _SIDES = ("prompt", "chosen", "rejected")
 def template_of(directory: Path, dialogue: Dialogue) -> Template:
     """Returns the chat template of a model, or the one of `dialogue` with the model's tokens.
 
+    A date is also the `date_string` of templates that have this variable, as Llama 3.1.
+
     Args:
         directory: Hugging Face directory.
         dialogue: Settings.
@@ -33,22 +44,46 @@ def template_of(directory: Path, dialogue: Dialogue) -> Template:
             Jinja.
     """
     now = None if dialogue.date is None else datetime.datetime.fromisoformat(dialogue.date)
-    if dialogue.template is not None:
+    if dialogue.template == CHATML:
+        return Template.chatml(Pretrained(directory))
+    if dialogue.template is None:
+        if not (directory / TEMPLATE).is_file() and "chat_template" not in _config(directory):
+            raise ValueError(
+                f"a model must have a chat template to read messages, got {str(directory)!r} with "
+                f"neither {TEMPLATE} nor a chat_template in {_CONFIG}: pass template=chatml, or "
+                "template= a .jinja file"
+            )
+        template = Template.load(directory, now=now)
+    else:
         file = Path(dialogue.template)
         if not file.is_file():
             raise ValueError(
-                f"template must be a file, got template={str(file)!r}: pass a .jinja file"
+                f"template must be a file or chatml, got template={str(file)!r}: pass a .jinja "
+                "file, or template=chatml"
             )
         config = _config(directory)
         bos, eos = (_text(config.get(name)) for name in ("bos_token", "eos_token"))
-        return Template(file.read_text(encoding="utf-8"), bos=bos, eos=eos, now=now)
-    if not (directory / TEMPLATE).is_file() and "chat_template" not in _config(directory):
-        raise ValueError(
-            f"a model must have a chat template to be tuned on messages, got {str(directory)!r} "
-            f"with neither {TEMPLATE} nor a chat_template in {_CONFIG}: pass template= a .jinja "
-            "file"
-        )
-    return Template.load(directory, now=now)
+        template = Template(file.read_text(encoding="utf-8"), bos=bos, eos=eos, now=now)
+    if now is None or "date_string" not in template.source:
+        return template
+    given = {**template.variables, "date_string": f"{now:%d %b %Y}"}
+    tokens = {name: given.pop(f"{name}_token", "") for name in ("bos", "eos")}
+    return Template(template.source, **tokens, variables=given, now=now)
+
+
+def turn_ends(template: Template, tokenizer: Pretrained) -> set[int]:
+    """Returns the special ids with which a template ends a turn of the assistant.
+
+    Args:
+        template: The template.
+        tokenizer: The tokenizer.
+    """
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (document,) = Chat(tokenizer, template=template)([{"messages": said}])
+    if not isinstance(document, Document):  # its conversations have another form
+        return set()
+    arrays = document.arrays
+    return answer_ends([arrays["tokens"][arrays["mask"] > 0]], tokenizer)
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_models import Decoder, abstract, load, load_encoder
-from dovetail_models.hub import resolve
+from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes.chat import optimizer
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here, make_trainer
 from dovetail_stack.recipes.record_options import Embedding, Encoding

@@ -22,9 +22,10 @@ import dovetail_models
 from dovetail_data import Pretrained, Tokenizer
 from dovetail_infer import Engine, Sampling
 from dovetail_infer.engine import DEFAULT_LENGTH
-from dovetail_models import Decoder, generation_defaults
-from dovetail_models.hf.directory import CONFIG_FILE
-from dovetail_models.hub import resolve
+from dovetail_models import Config, Decoder, generation_defaults
+from dovetail_models.hf.config import parse
+from dovetail_models.hf.directory import CONFIG_FILE, read_config
+from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_stack.recipes import quantization
 from dovetail_train import Sampler
@@ -149,6 +150,26 @@ def suggestion(directory: Path, used: Mapping[str, Any]) -> str:
     shown = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in others.items())
     line = f"The directory suggests {shown}: pass --directory-sampling to use them."
     return line if others else ""
+
+
+def config_of(directory: Path) -> Config:
+    """Returns the configuration of the decoder that `load` loads. Reads no weights.
+
+    Args:
+        directory: Hugging Face directory, or an output of `dovetail quantize`.
+
+    Raises:
+        ValueError: The directory has another kind of model, or files that do not fit.
+    """
+    quantized = (directory / DESCRIPTION).is_file()
+    outline = parse(read_config(directory)) if quantized else directory
+    config = dovetail_models.abstract(outline).config
+    if not isinstance(config, Config):
+        raise ValueError(
+            f"a model must write text to be measured, got {str(directory)!r} with a "
+            f"{type(config).__name__}: name the directory of a decoder"
+        )
+    return config
 
 
 def load(directory: Path) -> Decoder:

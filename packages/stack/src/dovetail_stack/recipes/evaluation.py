@@ -1,14 +1,88 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bits per byte of whole documents, each token predicted with as much context as a row holds."""
+"""Measures of text: rows as training measures them, and whole documents with more context."""
 
+import dataclasses
 import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
+from jaxtyping import Int
 
 from dovetail_data import Corpus
 from dovetail_models import Decoder
-from dovetail_train import rolling_loglikelihood
+from dovetail_stack.recipes.fitting import attention
+from dovetail_train import lm_loss, rolling_loglikelihood
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowsScore:
+    """The likelihood of packed rows.
+
+    Attributes:
+        rows: Number of rows.
+        tokens: Number of targets, weighted by the mask.
+        nats: Sum of -log p of the targets.
+        text_bytes: Bytes of text of the targets; 0 if the tokenizer does not tell them.
+    """
+
+    rows: int
+    tokens: float
+    nats: float
+    text_bytes: float
+
+    @property
+    def loss(self) -> float:
+        """Nats per token, the `eval/loss` of training."""
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The `eval/bits_per_byte` of training; None without bytes."""
+        return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
+
+
+def score_rows(
+    model: Decoder,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    sizes: Int[np.ndarray, " V"] | None,
+    *,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> RowsScore:
+    """Returns the likelihood of rows, one batch in memory at a time.
+
+    Args:
+        model: Any decoder.
+        batches: Batches of `dovetail_data.pack`. Rows that fill a batch up have mask 0.
+        sizes: Bytes of text per id, from `dovetail_data.token_bytes`. None: not known.
+        progress: Receives the number of rows of each finished batch.
+
+    Raises:
+        ValueError: No target counts.
+    """
+    graph, state = nnx.split(model)
+    loss = lm_loss(attention=attention)
+
+    @jax.jit
+    def sums(state: nnx.State, batch: Mapping[str, np.ndarray]) -> Any:
+        module = nnx.merge(graph, state)
+        module.eval()
+        return loss(module, batch, key=jax.random.key(0))
+
+    rows, totals, text_bytes = 0, np.zeros(2), 0.0
+    for batch in batches:
+        totals += np.asarray(jax.device_get(sums(state, batch)), np.float64)
+        counted = int(np.any(batch["mask"] > 0, axis=1).sum())
+        if sizes is not None:
+            text_bytes += float((batch["mask"] * sizes[batch["targets"]]).sum(dtype=np.float64))
+        rows += counted
+        progress(counted)
+    if not totals[1]:
+        raise ValueError(f"rows must have a target that counts, got rows={rows}: pass other text")
+    return RowsScore(rows=rows, nats=totals[0], tokens=totals[1], text_bytes=text_bytes)
 
 
 def bits_per_byte(

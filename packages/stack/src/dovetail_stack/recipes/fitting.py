@@ -6,6 +6,7 @@ A `Recipe` holds the differences between pretraining, continued training and dis
 is shared and lives here, so all of them resume by the same lines.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from dovetail_data import Rows, batches
 from dovetail_models import Config, Decoder, Remat, flops
 from dovetail_optim import Guard
 from dovetail_stack.recipes.frozen import WithoutFrozen
-from dovetail_stack.recipes.options import Batching
+from dovetail_stack.recipes.options import CHECKPOINTS, METRICS, Batching
 from dovetail_train import (
     Estimate,
     Hook,
@@ -43,8 +44,7 @@ from dovetail_train import (
     process_shard,
 )
 
-CHECKPOINTS = "checkpoints"
-METRICS = "metrics.jsonl"
+EVALUATED_ROWS = 64  # of the held-out rows, each time
 PROBES = 8  # steps timed to plan a run: enough for a median, few beside the run
 
 
@@ -73,6 +73,15 @@ class Recipe:
     finished: Callable[[Any], Any]
     fields: Mapping[str, jax.ShapeDtypeStruct] | None = None
     batches: Callable[[Iterator[Any]], Iterator[Any]] = lambda batches: batches
+
+    def of_decoder(self, loss: Any) -> Any:
+        """Returns a loss of the module whose decoder `loss` takes."""
+        return lambda module, batch, *, key: loss(self.decoder(module), batch, key=key)
+
+
+def evaluated_batches(global_batch: int) -> int:
+    """Returns the number of held-out batches that are measured each time."""
+    return math.ceil(EVALUATED_ROWS / global_batch)
 
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh

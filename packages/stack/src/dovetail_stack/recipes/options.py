@@ -6,59 +6,29 @@ The metadata of each field hold the help of `dovetail train RECIPE --help`, with
 """
 
 import math
-import os
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
 
+from dovetail_stack.recipes.fields import (
+    above_zero,
+    absolute,
+    at_least,
+    check_local,
+    declared,
+    needed,
+)
+
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"  # in the directory of a run
 HEAD = 64  # numbers of a head, where the width allows it
 # A decoder without other sizes: one that a CPU trains in minutes.
 FAMILY, EMBED, DEPTH, MLP = "llama", 192, 4, 512
 EXPERTS, ACTIVE = 8, 2  # of a mixture, as in Mixtral
 BALANCE = 0.01  # as in Fedus et al. 2021, 2101.03961, section 2.2
 COMPUTE = ("float32", "bfloat16")
-
-
-def absolute(path: str) -> str:
-    """Returns the absolute path, so a run resumes from any folder."""
-    return os.path.realpath(path)
-
-
-def declared(default: Any, help: str, **parse: Any) -> Any:
-    """Declares a field.
-
-    Args:
-        default: Its default.
-        help: Its help, with the unit.
-        **parse: Arguments of argparse. The type is the default's if not given.
-    """
-    return field(default=default, metadata={"help": help, "parse": parse})
-
-
-def needed(help: str, **parse: Any) -> Any:
-    """Declares a required directory, or other paths if `parse` says so."""
-    return field(metadata={"help": help, "parse": {"type": absolute, **parse}})
-
-
-def at_least(values: Any, least: int, *names: str) -> None:
-    """Raises ValueError if one of these fields is below `least`.
-
-    Args:
-        values: Settings.
-        least: The smallest value.
-        *names: Names of the fields.
-    """
-    for name in names:
-        value = getattr(values, name)
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {name}={value}: leave it out")
-
-
-def above_zero(values: Any, *names: str) -> None:
-    """Raises ValueError unless these fields are above 0 and finite."""
-    for name in names:
-        value = getattr(values, name)
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be above 0, got {name}={value}: leave it out")
+PATTERN_HELP = (
+    "glob of the files below --text: *.py leaves out subfolders, **/*.py does not; "
+    "**/*: all but hidden files"
+)
 
 
 def _divisors(number: int) -> str:
@@ -76,12 +46,15 @@ class Files:
         held_out: Share of the files to hold out, in (0, 1).
     """
 
-    text: str = needed("directory of UTF-8 text files")
-    pattern: str = declared("**/*", "glob of the files below --text; **/*: all but hidden ones")
-    skip: tuple[str, ...] = declared((), "names of folders to leave out", type=str, nargs="+")
-    held_out: float = declared(0.05, "share of the files to hold out, in (0, 1)")
+    text: str = needed("directory of UTF-8 text files", metavar="DIR")
+    pattern: str = declared("**/*", PATTERN_HELP, metavar="GLOB")
+    skip: tuple[str, ...] = declared(
+        (), "names of folders to leave out", type=str, nargs="+", metavar="NAME"
+    )
+    held_out: float = declared(0.05, "share of the files to hold out, in (0, 1)", metavar="SHARE")
 
     def __post_init__(self) -> None:
+        check_local("text", self.text)
         if not 0 < self.held_out < 1:
             raise ValueError(
                 f"held_out must lie between 0 and 1, got held_out={self.held_out}: try 0.05"
@@ -106,7 +79,10 @@ class Duration:
         None, "optimizer steps in all; a later launch may add some", type=int
     )
     minutes: float | None = declared(
-        None, "minutes of training: as many steps as fit, 4 passes at the most", type=float
+        None,
+        "minutes of training: as many steps as fit, 4 passes at the most",
+        type=float,
+        metavar="MINUTES",
     )
 
     def __post_init__(self) -> None:
@@ -143,7 +119,10 @@ class Shape:
         metavar="FILE",
     )
     family: str | None = declared(
-        None, "family of decoders, such as llama, gemma3 or mixtral; none: llama", type=str
+        None,
+        "family of decoders, such as llama, gemma3 or mixtral; none: llama",
+        type=str,
+        metavar="NAME",
     )
     embed: int = declared(0, f"width of the residual stream; 0: {EMBED}")
     depth: int = declared(0, f"layers; 0: {DEPTH}")
@@ -160,6 +139,7 @@ class Shape:
         sizes = [item.name for item in fields(self) if item.name not in ("config", "family")]
         at_least(self, 0, *sizes)
         if self.config is not None:
+            check_local("config", self.config)
             self._refuse_sizes([name for name in ("family", *sizes) if getattr(self, name)])
             return
         # Said as what they will be, in run.json too.
@@ -228,7 +208,9 @@ class Batching:
         choices=("none", "attention", "all"),
     )
     ema: float = declared(
-        0.0, "decay per step of averaged parameters, which are then exported; 0: no average"
+        0.0,
+        "decay per step of averaged parameters, which are then exported; 0: no average",
+        metavar="DECAY",
     )
     guard_sigma: float = declared(
         6.0,
@@ -264,13 +246,18 @@ class Training(Batching):
         balance: Weight of the balance loss of a mixture of experts. None: 0.01, in mixtures.
     """
 
-    learning_rate: float = declared(1e-2, "Adam's peak per step, for embeddings and norms")
-    matrix_learning_rate: float = declared(0.02, "Muon's peak per step, for matrices")
+    learning_rate: float = declared(
+        1e-2, "Adam's peak per step, for embeddings and norms", metavar="RATE"
+    )
+    matrix_learning_rate: float = declared(
+        0.02, "Muon's peak per step, for matrices", metavar="RATE"
+    )
     balance: float | None = declared(
         None,
         f"weight of a mixture's balance loss, which is 1 if a text uses all experts alike; none: "
         f"{BALANCE} in mixtures",
         type=float,
+        metavar="WEIGHT",
     )
 
     def __post_init__(self) -> None:
@@ -296,7 +283,9 @@ class Tuning(Batching):
     """
 
     rates: ClassVar[tuple[float, float]] = (2e-5, 2e-4)  # without adapters, and with
-    learning_rate: float = declared(0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters")
+    learning_rate: float = declared(
+        0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters", metavar="RATE"
+    )
     lora_rank: int = declared(0, "rank of the adapters, trained alone; 0: train every parameter")
     lora_alpha: float = declared(32.0, "adapters are scaled by alpha / rank")
 
@@ -335,7 +324,7 @@ class TextMonitoring(Monitoring):
     """
 
     samples: int = declared(0, "steps between samples of text, in RUN/samples.jsonl; 0: none")
-    prompt: str = declared("The", "beginning of each sample")
+    prompt: str = declared("The", "beginning of each sample", metavar="TEXT")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from qwix import QArray
 from dovetail_kernels import PackedWeights as KernelWeights
 from dovetail_kernels import explain, quantized_matmul
 from dovetail_quant import Spec
-from dovetail_quant.layout import PackedWeights
+from dovetail_quant.codes.layout import PackedWeights
 from dovetail_quant.matmul.blocked import Blocked
 
 
@@ -97,7 +97,7 @@ class Native:
             zeros=None if spec.symmetric else scales,
             bits=4 if four else 8,
         )
-        choices = explain(quantized_matmul, like((rows, inputs), dtype), weights).choices
+        choices = explain(quantized_matmul, like((rows, inputs), dtype), weights).rows
         return next(choice.refusal for choice in choices if choice.name == "native")
 
     def __call__(

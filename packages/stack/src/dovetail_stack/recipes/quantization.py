@@ -28,12 +28,12 @@ from dovetail_models._durable import sync
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe, parse
 from dovetail_models.hf.save import BESIDE
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 from dovetail_quant.files import WEIGHTS as WEIGHTS_FILE
-from dovetail_quant.kernel import Kernel
 from dovetail_quant.matmul.api import MatmulOption
-from dovetail_quant.report import parameter_bytes
-from dovetail_quant.sites import selects
+from dovetail_quant.reports.report import parameter_bytes
+from dovetail_quant.sites.kernel import Kernel
+from dovetail_quant.sites.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
 from dovetail_stack.recipes.text import find, split
 from dovetail_stack.recipes.vocabulary import within

@@ -9,22 +9,30 @@ import datetime
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dovetail_stack.recipes.options import (
-    Batching,
-    Monitoring,
-    Tuning,
+from dovetail_stack.recipes.fields import (
     above_zero,
     absolute,
     at_least,
+    check_local,
     declared,
     needed,
 )
+from dovetail_stack.recipes.options import Batching, Monitoring, Tuning
 
 LOSSES = ("dpo", "orpo", "simpo", "cpo", "kto")
 WITH_REFERENCE = ("dpo", "kto")
 SMOOTHED = ("dpo", "cpo")
 BETAS = {"dpo": 0.1, "orpo": 0.1, "simpo": 2.0, "cpo": 0.1, "kto": 0.1}  # as their papers have them
 KINDS = {"dpo": "sigmoid", "cpo": "sigmoid", "kto": "kto"}  # the first of those losses with several
+
+CHATML = "chatml"
+TEMPLATE_HELP = "chat template instead of the model's: a .jinja file, or chatml"
+DATE_HELP = "day that a template with a date writes"
+
+
+def template_name(text: str) -> str:
+    """Returns the absolute path of a template; the name of one stays as it is."""
+    return text if text == CHATML else absolute(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +51,7 @@ class Examples:
         nargs="+",
         metavar="FILE",
     )
-    held_out: float = declared(0.05, "share of the records to hold out, in (0, 1)")
+    held_out: float = declared(0.05, "share of the records to hold out, in (0, 1)", metavar="SHARE")
     max_corrupt: int = declared(
         0, "damaged records that may be left out; they are listed with file and line"
     )
@@ -57,6 +65,8 @@ class Examples:
     )
 
     def __post_init__(self) -> None:
+        for file in self.records:
+            check_local("records", file)
         if not 0 < self.held_out < 1:
             raise ValueError(
                 f"held_out must lie between 0 and 1, got held_out={self.held_out}: try 0.05"
@@ -69,21 +79,18 @@ class Dialogue:
     """The chat template.
 
     Args:
-        template: Jinja file. None: the template of the model's directory.
+        template: Jinja file, or "chatml". None: the template of the model's directory.
         date: Day that templates with a date write, YYYY-MM-DD.
         ignore_keys: See `dovetail_data.Chat`.
     """
 
     template: str | None = declared(
         None,
-        "chat template, a .jinja file, instead of the one in the model's directory; it is "
-        "exported with the model",
-        type=absolute,
-        metavar="FILE",
+        TEMPLATE_HELP + "; it is exported with the model",
+        type=template_name,
+        metavar="FILE|chatml",
     )
-    date: str | None = declared(
-        None, "day that a template with a date writes, as YYYY-MM-DD", type=str
-    )
+    date: str | None = declared(None, DATE_HELP, type=str, metavar="YYYY-MM-DD")
     ignore_keys: tuple[str, ...] = declared(
         (),
         "keys of messages to leave out, though the template does not read them",
@@ -210,7 +217,9 @@ class PreferenceTuning(RewardTuning):
     """
 
     rates: ClassVar[tuple[float, float]] = (1e-6, 1e-5)
-    learning_rate: float = declared(0.0, "Adam's peak per step; 0: 1e-6, or 1e-5 with adapters")
+    learning_rate: float = declared(
+        0.0, "Adam's peak per step; 0: 1e-6, or 1e-5 with adapters", metavar="RATE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +239,10 @@ class Preferring:
         "dpo", "loss of dovetail_tune", choices=LOSSES
     )
     kind: str | None = declared(
-        None, "form of dpo, cpo or kto, such as ipo or hinge; none: sigmoid, or kto", type=str
+        None,
+        "form of dpo, cpo or kto, such as ipo or hinge; none: sigmoid, or kto",
+        type=str,
+        metavar="NAME",
     )
     beta: float | None = declared(
         None,
@@ -239,7 +251,9 @@ class Preferring:
         type=float,
     )
     label_smoothing: float = declared(
-        0.0, "rate of flipped labels in [0, 0.5), for the forms of dpo and cpo that have it"
+        0.0,
+        "rate of flipped labels in [0, 0.5), for the forms of dpo and cpo that have it",
+        metavar="RATE",
     )
     reference: Literal["field", "frozen"] | None = declared(
         None,
@@ -285,9 +299,14 @@ class Rewarding:
         margin: Field of the records with the least difference of the rewards.
     """
 
-    center: float = declared(0.0, "weight of the term that keeps rewards around 0; 0: none")
+    center: float = declared(
+        0.0, "weight of the term that keeps rewards around 0; 0: none", metavar="WEIGHT"
+    )
     margin: str | None = declared(
-        None, "field of the records with the least difference of the two rewards", type=str
+        None,
+        "field of the records with the least difference of the two rewards",
+        type=str,
+        metavar="FIELD",
     )
 
     def __post_init__(self) -> None:
@@ -309,10 +328,12 @@ class Embedding:
         chunks: Parts of a batch that are encoded one after the other, to save memory.
     """
 
-    query: str = declared("query", "field of the records with the query")
-    positive: str = declared("positive", "field with the text that belongs to the query")
+    query: str = declared("query", "field of the records with the query", metavar="FIELD")
+    positive: str = declared(
+        "positive", "field with the text that belongs to the query", metavar="FIELD"
+    )
     negative: str | None = declared(
-        None, "field with a text that seems to belong to it and does not", type=str
+        None, "field with a text that seems to belong to it and does not", type=str, metavar="FIELD"
     )
     temperature: float = declared(0.05, "divides the similarities; above 0")
     chunks: int = declared(1, "parts of a batch encoded one after the other, to save memory")
@@ -341,7 +362,7 @@ class Encoding(Batching):
         guard_sigma: As in `RewardTuning`.
     """
 
-    learning_rate: float = declared(2e-5, "Adam's peak per step")
+    learning_rate: float = declared(2e-5, "Adam's peak per step", metavar="RATE")
     guard_sigma: float = declared(0.0, _GUARD)
 
     def __post_init__(self) -> None:

@@ -16,23 +16,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dovetail_data import (
-    Corpus,
-    Corrupt,
-    Encoder,
-    Part,
-    Progress,
-    Source,
-    compression,
-    jsonl,
-    parquet,
-    write,
-)
+from dovetail_data import Corpus, Corrupt, Encoder, Part, Progress, Source, jsonl, parquet, write
+from dovetail_data.sources import compression
 
 Record: TypeAlias = dict[str, object]
 Form: TypeAlias = Callable[[Record], Record | Corrupt]
 
 _READERS = {".jsonl": jsonl, ".ndjson": jsonl, ".json": jsonl, ".parquet": parquet}
+_TEXTS = (".txt", ".md", ".csv", ".tsv")
 _LISTED = 20  # corrupt records in a message: a screenful
 
 
@@ -107,14 +98,28 @@ def _without_nulls(value: object) -> object:
 def opened(files: Sequence[str | Path], *, json_columns: Sequence[str] = ()) -> Source:
     """Returns the records of files of one kind, JSON lines (also compressed) or Parquet.
 
-    Raises ValueError for other kinds and for several, and for `json_columns` of JSON lines.
+    Raises ValueError for absent files, for other kinds and for several, and for `json_columns` of
+    JSON lines. Raises RecordsError for a file of text.
     """
     endings = {file: _ending(file) for file in files}
+    for file, ending in endings.items():
+        if ending in _TEXTS and Path(file).is_file():
+            first = Path(file).read_text("utf-8", "replace").partition("\n")[0]
+            raise RecordsError(
+                f'records must be lines of JSON, such as {{"messages": [...]}}, or Parquet, got '
+                f"{file} with line 1 {first[:60]!r}: write a file .jsonl, or train on text by "
+                "dovetail train continue --text DIR"
+            )
     readers = {_READERS.get(ending) for ending in endings.values()}
     if None in readers or len(readers) != 1:
         raise ValueError(
             f"records must be files of one kind, {', '.join(_READERS)}, got "
             f"{', '.join(str(file) for file in files) or 'none'}: pass records= files of one kind"
+        )
+    if absent := [str(file) for file in files if not Path(file).exists()]:
+        raise ValueError(
+            f"records must be files, got records={absent[0]}, which does not exist: correct the "
+            "path"
         )
     (reader,) = readers
     assert reader is not None

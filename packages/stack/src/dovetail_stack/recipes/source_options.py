@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail_stack.recipes.options import COMPUTE, absolute, declared, needed
+from dovetail_stack.recipes.fields import absolute, declared, needed
+from dovetail_stack.recipes.options import COMPUTE
 
 _MODEL = "Hugging Face directory with a tokenizer, a finished run, or a Hub id"
 _ALLOW = "an unknown key of its config.json to accept; may be repeated"
@@ -19,7 +20,7 @@ def model_path(path: str) -> str:
     """Returns the absolute path of a directory; an id of the Hugging Face Hub stays as it is."""
     if os.path.exists(path) or path.count("/") != 1:
         return absolute(path)
-    from dovetail_models.hub import is_id
+    from dovetail_models.hf.hub import is_id
 
     return path if is_id(path) else absolute(path)
 
@@ -34,7 +35,7 @@ class Source:
         ignore: Patterns of extra tensors to leave out.
     """
 
-    model: str = needed(_MODEL, type=model_path)
+    model: str = needed(_MODEL, type=model_path, metavar="MODEL")
     allow: tuple[str, ...] = declared((), _ALLOW, **_KEYS)
     ignore: tuple[str, ...] = declared((), _IGNORE, **_PATTERNS)
 
@@ -52,9 +53,11 @@ class Distillation:
         ignore: Patterns of extra tensors of the teacher to leave out.
     """
 
-    teacher: str = needed(_MODEL, type=model_path)
+    teacher: str = needed(_MODEL, type=model_path, metavar="MODEL")
     alpha: float = declared(
-        0.5, "weight of the teacher in the loss, in [0, 1]; the text has the rest"
+        0.5,
+        "weight of the teacher in the loss, in [0, 1]; the text has the rest",
+        metavar="WEIGHT",
     )
     temperature: float = declared(2.0, "divides the logits of both models; above 0")
     teacher_precision: Literal["float32", "bfloat16"] = declared(

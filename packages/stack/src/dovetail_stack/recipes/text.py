@@ -13,17 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail_data import (
-    Corpus,
-    Pretrained,
-    Progress,
-    Text,
-    compression,
-    records,
-    text,
-    train_bpe,
-    write,
-)
+from dovetail_data import Corpus, Pretrained, Progress, Text, records, text, train_bpe, write
+from dovetail_data.sources import compression
+from dovetail_stack.recipes.fields import check_local
 from dovetail_stack.recipes.vocabulary import within
 
 TOKENIZER = "tokenizer.json"
@@ -75,6 +67,16 @@ class Selection:
         return f"{len(self.files)} files of text, {skipped}"
 
 
+def check_directory(directory: Path) -> None:
+    """Raises ValueError unless the text is a directory of this machine."""
+    check_local("text", directory)
+    if not directory.is_dir():
+        came = "a file" if directory.exists() else "which does not exist"
+        raise ValueError(
+            f"the text must be a directory, got {str(directory)!r}, {came}: pass --text DIR"
+        )
+
+
 def find(directory: Path, *, pattern: str, skip: Sequence[str] = ()) -> list[Path]:
     """Returns the files of `select`.
 
@@ -111,8 +113,7 @@ def select(
         ValueError: `directory` is not a directory.
         NoTextError: No text matches.
     """
-    if not directory.is_dir():
-        raise ValueError(f"the text must be a directory, got {str(directory)!r}: pass --text DIR")
+    check_directory(directory)
     counts: Counter[str] = Counter()
     paths: list[Path] = []
     for path in sorted(path for path in directory.glob(pattern) if path.is_file()):

@@ -23,7 +23,7 @@ import dovetail_quant as quant
 from dovetail_data import Corpus, batches, pack
 from dovetail_models import load
 from dovetail_stack import settings
-from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.model_directory import EXPORT
 from dovetail_stack.recipes.evaluation import bits_per_byte
 from measure import report
 

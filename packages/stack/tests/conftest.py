@@ -21,6 +21,16 @@ from dovetail_stack.recipes.text import encode, find, split
 LENGTH = 24  # of the rows, as in the tests that take them
 
 
+@pytest.fixture(autouse=True, scope="session")
+def lower_optimization(request):
+    """Lets XLA optimize less, as the fast tier does. Sessions of marks compile as users do.
+
+    Programs as users compile them are the subject of the suites of models, kernels and train.
+    """
+    if "not parity" in request.config.option.markexpr:
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="session")
 def leaves():
     """A function of a step of a checkpoint: {item: sorted names of its arrays}."""
@@ -34,14 +44,21 @@ def leaves():
 
 
 @pytest.fixture(scope="session")
+def forward():
+    """A function: the result of a model, by one program. A call by itself compiles a hundred."""
+    return nnx.jit(lambda model, *arrays, **options: model(*arrays, **options))
+
+
+@pytest.fixture(scope="session")
 def randomised():
     """A function: the model with each parameter near what it was; norms are then not all ones."""
 
     def moved(model, seed):
         generator = np.random.default_rng(seed)
 
-        def near(x):
-            return x + jax.numpy.asarray(generator.uniform(-0.3, 0.3, x.shape), x.dtype)
+        def near(x):  # by NumPy, which compiles nothing
+            moved = np.asarray(x, np.float32) + generator.uniform(-0.3, 0.3, x.shape)
+            return jax.numpy.asarray(moved, x.dtype)
 
         nnx.update(model, jax.tree.map(near, nnx.state(model, nnx.Param)))
         return model
@@ -57,11 +74,11 @@ def files():
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory, files, randomised):
-    """A directory with a random Llama of 2 layers, trained on nothing, and 320 ids."""
+    """A directory with a random Llama of one layer, trained on nothing, and 320 ids."""
     folder = tmp_path_factory.mktemp("source")
     texts = (record["text"] for record in records(text(files[1])))
     tokenizer = train_bpe(texts, folder / "tokenizer.json", vocab_size=320)
-    shape = Shape(embed=24, depth=2, heads=4, kv_heads=2, mlp=40)
+    shape = Shape(embed=24, depth=1, heads=4, kv_heads=2, mlp=40)
     config = config_for(shape, tokenizer, length=LENGTH)
     save(randomised(init(config, seed=3), 0), folder / "hf", like=folder)
     assert json.loads((folder / "hf" / "config.json").read_text())["vocab_size"] == 320

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from dovetail_models import LongRopeScaling, init, llama, save
 from dovetail_stack import cli, settings
-from dovetail_stack.commands.generate import locate
+from dovetail_stack.model_directory import locate
 from dovetail_stack.recipes.engine import engine
 from dovetail_stack.recipes.source_options import model_path
 
@@ -36,11 +36,11 @@ def test_generate_accepts_what_the_user_vouches_for(published, source, capsys):
     assert cli.main(["generate", str(source), *PROMPT]) == 0
     want = capsys.readouterr().out
     line = ["generate", str(published), *PROMPT]
-    assert cli.main(line) == 1
+    assert cli.main(line) == 2
     error = capsys.readouterr().err
     assert "got another=[1], my_note=3" in error
     assert "If these do not, pass --allow another --allow my_note." in error
-    assert cli.main([*line, *OPTIONS[:4]]) == 1
+    assert cli.main([*line, *OPTIONS[:4]]) == 3
     error = capsys.readouterr().err
     assert "unexpected model.layers.0.self_attn.k_cache.scale (3,)" in error
     assert "pass --ignore '**.NAME'" in error
@@ -51,7 +51,7 @@ def test_generate_accepts_what_the_user_vouches_for(published, source, capsys):
 @pytest.mark.parametrize("action", ["inspect", "diff"])
 def test_models_accepts_it(published, source, capsys, action):
     rest = [str(published)] if action == "inspect" else [str(source), str(published)]
-    assert cli.main(["models", action, *rest, "--json"]) == 1
+    assert cli.main(["models", action, *rest, "--json"]) == 2
     assert "--allow another --allow my_note" in capsys.readouterr().err
     code = cli.main(["models", action, *rest, "--json", *OPTIONS])
     shown = json.loads(capsys.readouterr().out)
@@ -65,7 +65,7 @@ def test_models_accepts_it(published, source, capsys, action):
 def test_a_training_run_stores_it(published, files, tmp_path, capsys):
     line = ["train", "continue", "--model", str(published), "--text", str(files[0].parent)]
     line += ["--length", "16", "--global-batch", "2", "--estimate", "H100", "--out", str(tmp_path)]
-    assert cli.main(line) == 1
+    assert cli.main(line) == 2
     assert "pass --allow another --allow my_note." in capsys.readouterr().err
     assert cli.main([*line, *OPTIONS]) == 0
     given = {"model": "m", "text": "t", "allow": ("a", "b"), "ignore": ("**.x",)}
@@ -103,7 +103,7 @@ def test_a_hub_id_is_a_directory(cached, source, capsys):
 
 def test_weights_in_another_format_are_answered_by_the_command(tmp_path, capsys):
     (tmp_path / "m.Q4_K_M.gguf").touch()
-    assert cli.main(["generate", str(tmp_path), *PROMPT]) == 1
+    assert cli.main(["generate", str(tmp_path), *PROMPT]) == 2
     error = capsys.readouterr().err
     assert f"from_pretrained({str(tmp_path)!r}, gguf_file='m.Q4_K_M.gguf').save_pret" in error
     with pytest.raises(ValueError, match="pass a finished run of dovetail train"):

@@ -8,7 +8,7 @@ from flax import nnx
 
 from dovetail_models import load, lora
 from dovetail_quant import qlora
-from dovetail_quant.kernel import Kernel
+from dovetail_quant.sites.kernel import Kernel
 from dovetail_stack.recipes import adapters
 from dovetail_stack.recipes.record_options import Adapting
 
@@ -36,21 +36,22 @@ def _codes(model):
 
 @pytest.mark.parametrize("codes, close", [(None, 0.0), ("int8", 0.05), ("int4", 0.4)])
 def test_adapters_begin_as_the_model_or_its_codes_and_merge_to_what_they_computed(
-    talker, tmp_path, codes, close
+    talker, forward, tmp_path, codes, close
 ):
     tuning = Adapting(length=16, lora_rank=2, lora_alpha=4.0, quantize=codes)
     model = adapters.start(talker, tuning)
     whole = load(talker)
-    scale = float(jnp.abs(whole(TOKENS)).max())
+    scale = float(jnp.abs(forward(whole, TOKENS)).max())
     # Rounding to nearest: a step of 1/127 or 1/7 of a row's maximum, averaged over the inputs.
-    assert float(jnp.abs(model(TOKENS) - whole(TOKENS)).max()) <= close * scale
+    assert float(jnp.abs(forward(model, TOKENS) - forward(whole, TOKENS)).max()) <= close * scale
     assert len(_codes(model)) == (7 if codes else 0)
     model = _trained(model)
     merged = adapters.merged(model, tuning)
     assert not jax.tree.leaves(nnx.state(merged, nnx.LoRAParam))
     # One matrix in place of two products, in float32: 1e-6 of the sum over some 50 inputs.
-    np.testing.assert_allclose(merged(TOKENS), model(TOKENS), rtol=0, atol=1e-4 * scale)
-    assert float(jnp.abs(merged(TOKENS) - whole(TOKENS)).max()) > 0.01 * scale
+    logits = forward(merged, TOKENS)
+    np.testing.assert_allclose(logits, forward(model, TOKENS), rtol=0, atol=1e-4 * scale)
+    assert float(jnp.abs(logits - forward(whole, TOKENS)).max()) > 0.01 * scale
     adapters.save_peft(model, tmp_path / "peft", tuning, base=talker)
     again = lora.load_peft(load(talker), tmp_path / "peft")
     theirs = lora.adapters(again)
@@ -65,11 +66,11 @@ def test_adapters_begin_as_the_model_or_its_codes_and_merge_to_what_they_compute
         np.testing.assert_array_equal(adapter.lora_b.get_value(), ours[path][1].get_value())
 
 
-def test_without_adapters_the_model_is_the_directorys(talker):
+def test_without_adapters_the_model_is_the_directorys(talker, forward):
     tuning = Adapting(length=16)
     model = adapters.start(talker, tuning)
     assert adapters.merged(model, tuning) is model
-    np.testing.assert_array_equal(model(TOKENS), load(talker)(TOKENS))
+    np.testing.assert_array_equal(forward(model, TOKENS), forward(load(talker), TOKENS))
 
 
 @pytest.mark.parametrize("codes", [None, "int8"])

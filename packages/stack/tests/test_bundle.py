@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 import dovetail_models as models
-from dovetail_checkpoint import Store, checksums
+from dovetail_checkpoint import Store
+from dovetail_checkpoint.proof import checksums
 from dovetail_kernels import grouped_matmul
 from dovetail_models.layers.experts import ExpertLinear
 from dovetail_quant import Spec, apply, plan

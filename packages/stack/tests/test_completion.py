@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The completion script, in a real bash."""
 
+import argparse
 import json
 import os
 import pty
 import select
+import shlex
 import shutil
 import subprocess
 import time
@@ -97,21 +99,49 @@ def read_until(terminal, wanted):
 
 
 @pytest.mark.parametrize(
-    "shell, first", [("bash", "# AUTOMATICALLY"), ("zsh", "#compdef dovetail")]
+    "shell, first",
+    [("bash", "# AUTOMATICALLY"), ("zsh", "#compdef dovetail"), ("fish", "# AUTOMATICALLY")],
 )
 def test_the_command_prints_the_script(capsys, shell, first):
     assert cli.main(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert text.startswith(first)
-    assert "--learning-rate" in text
+    assert "learning-rate" in text
     assert cli.main(["completion", shell, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["shell"] == shell
     assert printed["script"].strip() == text.strip()
 
 
+def test_fish_has_the_options_of_each_command():
+    parser = cli.parser_of(cli.COMMANDS)
+    text = completion.script(parser, shell="fish")
+    code = [line.split("#")[0].split() for line in text.splitlines() if line[:8] != "complete"]
+    begun = sum(bool({"function", "if", "for", "switch", "while"} & set(words)) for words in code)
+    assert sum(words[:1] == ["end"] for words in code) == begun > 5  # every block has its end
+    offered = {}
+    for line in text.splitlines():
+        if line.startswith("complete -c dovetail -n "):
+            words = shlex.split(line)  # quotes are as in a POSIX shell
+            name = words[4].partition(";")[0].removeprefix("_shtab_dovetail_using").strip()
+            offered.setdefault(name, set()).update(
+                word for at, word in enumerate(words) if words[at - 1] == "-l"
+            )
+    wanted = {}
+
+    def walk(below, name):
+        wanted[name] = {o[2:] for o in below._option_string_actions if o.startswith("--")}
+        for action in below._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for word, inner in action.choices.items():
+                    walk(inner, f"{name} {word}".strip())
+
+    walk(parser, "")
+    assert offered == wanted
+
+
 def test_another_shell_is_refused_with_the_ones_there_are(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["completion", "csh"])
     assert stopped.value.code == 2
-    assert "choose from" in capsys.readouterr().err
+    assert "SHELL must be one of bash, zsh, fish, got csh" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_adapters_are_on_every_matrix_of_the_layers_and_change_nothing_yet(sourc
     model = start(source, Tuning(**BATCHING, lora_rank=2))
     names = {".".join(path.split(".")[2:]) for path in lora.adapters(model)}
     assert names == {*(f"attn.{x}" for x in "qkvo"), *(f"mlp.{x}" for x in ("gate", "up", "down"))}
-    assert len(list(lora.adapters(model))) == 14
+    assert len(list(lora.adapters(model))) == 7
     np.testing.assert_array_equal(model(TOKENS), load(source)(TOKENS))
 
 

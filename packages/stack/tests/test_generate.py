@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from dovetail_data import Pretrained, tokenizer
+from dovetail_data import Pretrained
+from dovetail_data.tokenizing import tokenizer
 from dovetail_infer import Sampling
 from dovetail_models import load, save, untie
 from dovetail_stack import cli
@@ -22,10 +23,10 @@ LINES = [
     {"prompt": "class A", "temperature": 0},
     {"prompt": "café 😀", "stop": ["e", "a"]},
     {"prompt": "import ", "seed": 11, "logprobs": 2},
-    *({"prompt": f"x{i} = "} for i in range(35)),
+    *({"prompt": f"x{i} = "} for i in range(9)),
 ]
 BAR = re.compile(rb"generate: +(\d+%)")
-HOT = ("--max-tokens", "9", "--temperature", "1.5", "--seed", "3")
+HOT = ("--max-tokens", "9", "--max-rows", "4", "--temperature", "1.5", "--seed", "3")
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_an_error_is_written_and_told_and_the_others_go_on(source, tmp_path, cap
     results = [json.loads(line) for line in out.read_text().splitlines()]
     assert [r["finish_reason"] == "error" for r in results] == [False, True, False]
     assert ["error" in r for r in results] == [False, True, False]
-    assert cli.main(["generate", str(tmp_path / "hf"), "--prompt", "@"]) == 1
+    assert cli.main(["generate", str(tmp_path / "hf"), "--prompt", "@", *HOT]) == 1
 
 
 @pytest.mark.slow
@@ -225,5 +226,5 @@ def test_a_command_killed_at_any_moment_resumes_to_the_same_bytes(source, file, 
 def test_a_command_parses_the_tokenizer_once(source, capsys, monkeypatch):
     parsed, plain = [], tokenizer._plain  # each parsed tokenizer passes it
     monkeypatch.setattr(tokenizer, "_plain", lambda each: parsed.append(each) or plain(each))
-    assert cli.main(["generate", str(source), "--prompt", "def ", "--max-tokens", "2"]) == 0
+    assert cli.main(["generate", str(source), "--prompt", "def ", *HOT]) == 0
     assert len(parsed) == 1

@@ -118,9 +118,9 @@ def test_each_expert_is_a_matrix_of_its_own(size):
         ]
     }
     tx = recipe.optimizer(TRAINING, steps=STEPS, mixture=True)
-    state = tx.init(grads)
+    state, update = jax.jit(tx.init)(grads), jax.jit(tx.update)
     for _ in range(2):  # the rate of the first step is 0
-        updates, state = tx.update(grads, state, grads)
+        updates, state = update(grads, state, grads)
     rate = TRAINING.matrix_learning_rate / 10  # of ten steps of warm-up
     layer = updates["layers"][0]
     experts = np.asarray(layer["mlp"]["experts"]["up"]["kernel"])

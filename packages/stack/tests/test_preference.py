@@ -38,10 +38,10 @@ def batch(rows):
 
 
 @pytest.fixture(scope="module")
-def logps(talker, batch):
+def logps(talker, batch, forward):
     """log p of each answer under the directory's model, by NumPy in float64."""
     options = {name: batch[name] for name in ("positions", "segment_ids")}
-    logits = np.asarray(load(talker)(batch["tokens"], **options), np.float64)
+    logits = np.asarray(forward(load(talker), batch["tokens"], **options), np.float64)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     taken = np.take_along_axis(logits, batch["targets"][..., None], -1)[..., 0]
@@ -184,7 +184,7 @@ def test_unpaired_losses_of_pairs_do_not_depend_on_microbatches(talker, rows, tm
 
 
 @pytest.mark.thorough
-def test_a_stopped_run_resumes_to_the_same_bits(talker, rows, tmp_path):
+def test_a_stopped_run_resumes_to_the_same_bits(talker, rows, forward, tmp_path):
     tuning = Adapting(**OPTIONS, learning_rate=0.02)
     recipe = preferring_recipe(talker, Preferring(), tuning=tuning)
     models = []
@@ -199,7 +199,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(talker, rows, tmp_path):
             assert result.interrupted == (at is not None)
         models.append(model)
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
-    np.testing.assert_array_equal(models[0](tokens), models[1](tokens))
+    np.testing.assert_array_equal(*(forward(model, tokens) for model in models))
     assert {s: x["loss"] for s, x in _losses(tmp_path / "whole").items()} == {
         s: x["loss"] for s, x in _losses(tmp_path / "stopped").items()
     }

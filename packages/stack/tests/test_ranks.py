@@ -8,8 +8,9 @@ import pickle
 import pytest
 
 from dovetail_cluster import Context
-from dovetail_stack import launching, ranks
-from dovetail_train import BadStep, processes
+from dovetail_stack import ranks, training
+from dovetail_train import BadStep
+from dovetail_train.mesh import processes
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def _rank(tmp_path, **values):
 def test_a_refusal_is_raised_with_its_message_and_exit_code(tmp_path):
     with pytest.raises(ranks.RefusedError, match="the text must be a directory, got") as refused:
         _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
-    assert refused.value.exit_code == 1
+    assert refused.value.exit_code == 2
 
 
 class DamagedError(RuntimeError):
@@ -51,7 +52,7 @@ class DamagedError(RuntimeError):
 )
 def test_an_error_with_an_exit_code_is_an_answer(error, wanted, tmp_path, monkeypatch):
     error.add_note("in shard 2")
-    monkeypatch.setattr(launching, "launch", _raising(error))
+    monkeypatch.setattr(training, "launch", _raising(error))
     with pytest.raises(ranks.RefusedError) as refused:
         _rank(tmp_path)
     received = pickle.loads(pickle.dumps(refused.value))  # by the launcher
@@ -68,14 +69,14 @@ def test_an_error_with_an_exit_code_is_an_answer(error, wanted, tmp_path, monkey
     ],
 )
 def test_a_failure_is_raised_for_the_cluster_to_judge(error, tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "launch", _raising(error))
+    monkeypatch.setattr(training, "launch", _raising(error))
     with pytest.raises(type(error)) as raised:
         _rank(tmp_path)
     assert raised.value is error
 
 
 def test_a_refusal_of_one_rank_asks_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "launch", _raising(ValueError("a wrong row")))
+    monkeypatch.setattr(training, "launch", _raising(ValueError("a wrong row")))
     monkeypatch.setattr(processes, "gather", _raising(AssertionError("a collective")))
     with pytest.raises(ranks.RefusedError, match="a wrong row"):
         _rank(tmp_path)
@@ -84,7 +85,7 @@ def test_a_refusal_of_one_rank_asks_no_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rank, wanted", [(0, "WARNING: skipped\n"), (1, "")])
 def test_the_trainer_warns_on_the_first_rank(rank, wanted, capsys):
     ranks._set_log(rank, debug=False)
-    logging.getLogger("dovetail_train.guard").warning("skipped")
+    logging.getLogger("dovetail_train.step.guard").warning("skipped")
     logging.getLogger("absl").error("a traceback that is raised too")
     assert capsys.readouterr().err == wanted
 

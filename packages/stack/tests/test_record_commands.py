@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail_data import Pretrained
+from dovetail_data import Pretrained, Template
 from dovetail_infer import Sampling
 from dovetail_models import bert, generation_defaults, init, load, lora, save
 from dovetail_stack import cli, settings
@@ -41,14 +41,14 @@ def tuned(talker, chats, tmp_path_factory):
 
 
 @pytest.mark.thorough
-def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker):
+def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker, forward):
     base, merged = load(talker), load(tuned / "hf")
     adapted = lora.load_peft(base, tuned / "peft")
     tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
-    logits = adapted(tokens)
-    assert np.abs(logits - base(tokens)).max() > 1e-3
+    logits, merged = forward(adapted, tokens), forward(merged, tokens)
+    assert np.abs(logits - forward(base, tokens)).max() > 1e-3
     # One matrix in place of two products, in float32.
-    np.testing.assert_allclose(merged(tokens), logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+    np.testing.assert_allclose(merged, logits, rtol=0, atol=1e-4 * np.abs(logits).max())
     config = json.loads((tuned / "peft" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(talker)
     assert (tuned / "hf" / "chat_template.jinja").read_text().startswith("{% for m in messages %}<")
@@ -86,7 +86,7 @@ def test_a_run_keeps_its_records_and_measures_those_held_out(tuned, chats):
 
 @pytest.mark.thorough
 def test_a_finished_run_belongs_to_its_recipe(tuned, talker, capsys):
-    assert _train("prefer", "--out", tuned, "--records", "x", "--model", talker) == 1
+    assert _train("prefer", "--out", tuned, "--records", "x", "--model", talker) == 2
     assert "holds a run of the recipe chat, got prefer" in capsys.readouterr().err
 
 
@@ -108,7 +108,7 @@ def test_a_check_shows_rows_and_totals_and_writes_nothing(
     assert _train(*line, "--check", "--json") == 0
     totals = json.loads(capsys.readouterr().out)
     assert totals["records"] + totals["held_out"] == 25
-    assert len(totals["shown"]["shown"]) == min(10, totals["rows"])
+    assert len(totals["shown"]["rows"]) == min(10, totals["rows"])
     tokenizer = Pretrained(talker)
     answers = (
         [m[1]["content"] for m in _messages(chats)]
@@ -175,14 +175,66 @@ def test_a_kto_run_measures_held_out_pairs_with_answers_of_other_rows(talker, pr
             ["chat"],
             "a new run of chat needs records, got none: pass --records FILE, a file of JSON",
         ),
-        (["prefer", "--records", "x.txt"], "needs model, got none: pass --model DIR"),
+        (["prefer", "--records", "x.txt"], "needs model, got none: pass --model MODEL"),
         (["prefer", "--records", "x", "--model", "y", "--loss", "orpo", "--kind", "ipo"], "--kind"),
     ],
 )
 def test_what_a_new_run_lacks_is_said(options, wanted, tmp_path, capsys):
-    assert _train(*options, "--out", tmp_path / "r") == 1
+    assert _train(*options, "--out", tmp_path / "r") == 2
     assert wanted in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.capability("chatml for a model without a chat template")
+def test_a_model_without_a_template_is_tuned_and_asked_with_chatml(talker, chats, tmp_path, capsys):
+    plain = tmp_path / "plain"
+    shutil.copytree(talker, plain)
+    (plain / "chat_template.jinja").unlink()
+    line = ("chat", "--model", plain, "--records", chats, "--out", tmp_path / "run", *SMALL)
+    more = ("--length", "64", "--steps", "4", "--answer-tokens", "4", "--template", "chatml")
+    assert _train(*line, *more) == 0
+    assert settings.load(tmp_path / "run").dialogue.template == "chatml"
+    exported = Template.load(tmp_path / "run" / "hf")
+    tokenizer = Pretrained(talker)
+    assert exported.source == Template.chatml(tokenizer).source
+    questions, eos = tmp_path / "questions.jsonl", tokenizer.eos_id
+    said = [{"role": "user", "content": "say red"}]
+    lines = [{"messages": said}, {"messages": said, "logit_bias": {eos: 100}}]
+    questions.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    results = []
+    for model, options in ((tmp_path / "run", ()), (plain, ("--template", "chatml"))):
+        out = tmp_path / f"{model.name}.jsonl"
+        asked = ("generate", model, "--prompts", questions, "--out", out, "--max-tokens", "3")
+        assert cli.main([*map(str, asked), *options]) == 0
+        results.append(_jsonl(out))
+    text = exported.render(said, add_generation_prompt=True).text
+    for answers in results:
+        assert answers[0]["prompt_tokens"] == len(tokenizer.encode_with_specials([text])[0].ids)
+        assert (answers[1]["finish_reason"], answers[1]["text"]) == ("stop", "")
+    assert results[0][0]["tokens"] != results[1][0]["tokens"]  # the tuned model says other things
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(["generate", str(plain), "--prompt", "x", "--template", "chatml"])
+    assert "for --prompts FILE with messages" in capsys.readouterr().err
+
+
+@pytest.mark.thorough("starts the command twice")
+def test_a_template_with_a_date_asks_for_the_option_that_gives_it(talker, chats, tmp_path, capsys):
+    dated = tmp_path / "dated"
+    shutil.copytree(talker, dated)
+    source = (dated / "chat_template.jinja").read_text()
+    (dated / "chat_template.jinja").write_text("{{ strftime_now('%d') }}" + source)
+    line = ("chat", "--model", dated, "--records", chats, "--length", "64", "--check")
+    assert _train(*line) == 3
+    assert "got no --date. Pass --date the day, such as 2026-01-31" in capsys.readouterr().err
+    assert _train(*line, "--date", "2026-01-31") == 0
+    file, out = tmp_path / "asked.jsonl", tmp_path / "out.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "say"}]}) + "\n")
+    asked = ["generate", str(dated), "--prompts", str(file), "--out", str(out), "--max-tokens", "2"]
+    assert cli.main(asked) == 3
+    assert "Pass --date the day" in capsys.readouterr().err
+    assert cli.main([*asked, "--date", "2026-01-31"]) == 0
 
 
 @pytest.mark.thorough
@@ -192,13 +244,13 @@ def test_a_model_or_records_that_do_not_fit_leave_no_run_behind(talker, chats, t
     (plain / "chat_template.jinja").unlink()
     out = ("--out", tmp_path / "r", "--length", "32")
     for line, wanted in (
-        (("chat", "--model", plain, "--records", chats), "pass --template a .jinja file"),
+        (("chat", "--model", plain, "--records", chats), "pass --template chatml"),
         (("chat", "--model", talker, "--records", tmp_path / "no.jsonl"), "no.jsonl"),
         (("chat", "--model", talker, "--records", talker / "config.json", "x"), "of one kind"),
         (("prefer", "--model", talker, "--records", chats, "--kind", "ipoo"), "ipo"),
         (("chat", "--model", talker, "--records", chats, "--length", "65"), "--length 64"),
     ):
-        assert _train(*line[:5], *line[5:], *out[: 2 if "--length" in line else 4]) == 1
+        assert _train(*line[:5], *line[5:], *out[: 2 if "--length" in line else 4]) == 2
         assert wanted in capsys.readouterr().err
         assert not (tmp_path / "r").exists()
 
@@ -263,7 +315,8 @@ def test_an_embed_run_learns_and_exports_an_encoder(sentences, tmp_path, capsys)
     measured = [x for x in _jsonl(out / "metrics.jsonl") if "eval/pairs/accuracy" in x]
     assert measured
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
-    before, after = (load_encoder(d).features(tokens) for d in (model, out / "hf"))
+    features = nnx.jit(lambda model: model.features(tokens))
+    before, after = (features(load_encoder(d)) for d in (model, out / "hf"))
     assert np.abs(np.asarray(before - after)).max() > 1e-3
 
 
@@ -272,7 +325,7 @@ def test_an_embed_run_over_microbatches_is_refused(sentences, tmp_path, capsys):
     model, file = sentences
     line = ("embed", "--model", model, "--records", file, "--out", tmp_path / "r")
     options = ("--query", "anchor", "--length", "16", "--accumulate", "2")
-    assert _train(*line, *options) == 1
+    assert _train(*line, *options) == 2
     assert "must be 1, got --accumulate 2; pass --accumulate 1" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 

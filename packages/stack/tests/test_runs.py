@@ -122,7 +122,7 @@ def test_list_as_json_has_the_same_and_reads_a_single_run(folder, capsys):
 
 def test_an_empty_directory_and_none(tmp_path, capsys):
     assert _printed(capsys, "list", tmp_path) == f"No run in {tmp_path}.\n"
-    assert cli.main(["runs", "list", str(tmp_path / "none")]) == 1
+    assert cli.main(["runs", "list", str(tmp_path / "none")]) == 2
     assert "runs lie in a directory, got" in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ def test_compare_wants_two_runs_and_runs(folder, capsys):
         with pytest.raises(SystemExit):
             cli.main(["runs", "compare", *map(str, line)])
         assert "compare needs two runs or more, each once, got" in capsys.readouterr().err
-    assert cli.main(["runs", "compare", str(folder / "done"), str(folder / "notes")]) == 1
+    assert cli.main(["runs", "compare", str(folder / "done"), str(folder / "notes")]) == 2
     assert "a run is a directory with run.json, got" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import dovetail_models as models
 from dovetail_serve import load
@@ -73,7 +74,8 @@ def rows():
 def defined(bert, *, mode, normalize):
     """The embeddings as sentence-transformers defines them, over the features of the encoder."""
     tokens, mask = rows()
-    features = np.asarray(models.load_encoder(bert).features(tokens, mask=mask), np.float64)
+    features = nnx.jit(lambda model: model.features(tokens, mask=mask))(models.load_encoder(bert))
+    features = np.asarray(features, np.float64)
     per_row = {
         "mean": lambda x: x.mean(0),
         "first": lambda x: x[0],

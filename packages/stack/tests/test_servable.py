@@ -10,7 +10,7 @@ from flax import nnx
 
 import dovetail_models as models
 from dovetail_kernels import attention
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 from dovetail_models.testing import logits
 from dovetail_stack.recipes.servable import servable
 

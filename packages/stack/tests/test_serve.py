@@ -4,7 +4,7 @@
 
 import pytest
 
-from dovetail_serve.cli import ACTIONS
+from dovetail_serve.command.cli import ACTIONS
 from dovetail_stack import cli
 from dovetail_stack._command import Parser
 
@@ -22,7 +22,7 @@ def test_it_takes_what_the_action_of_the_library_takes():
 
 
 def test_a_hugging_face_directory_is_answered_by_a_sentence(capsys, source):
-    assert cli.main(["serve", str(source)]) == 1
+    assert cli.main(["serve", str(source)]) == 2
     told = capsys.readouterr().err
     assert "got the Hugging Face directory" in told
     assert "server of language models does not exist yet" in told
@@ -38,5 +38,5 @@ def test_a_hugging_face_directory_is_answered_by_a_sentence(capsys, source):
 )
 def test_a_wrong_line_is_answered_in_its_own_words(capsys, tmp_path, monkeypatch, line, words):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["serve", *line]) == 1
+    assert cli.main(["serve", *line]) == 2
     assert words in capsys.readouterr().err

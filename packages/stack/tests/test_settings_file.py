@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 from dovetail_stack import settings, settings_file
+from dovetail_stack.recipes.fields import help_of
 from dovetail_stack.recipes.options import Devices
 from dovetail_stack.settings import RECIPES, Chat, Continue, Distil, Pretrain
 
@@ -59,7 +60,7 @@ def test_a_written_file_is_complete_and_gives_equal_settings(tmp_path, name, giv
         elif item.name not in values:
             assert again[item.name] == item.default
     comments = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
-    assert all(settings.help_of(item) in comments for item in items)
+    assert all(help_of(item, in_words=False) in comments for item in items)
     assert settings_file.recipe_of(_file(tmp_path, text)) == name
     needed = {"text": "/t", "records": ("/r",), "model": "/m", "teacher": "/m"}
     groups = {f.name for g in settings.parts(kind).values() for f in dataclasses.fields(g)}

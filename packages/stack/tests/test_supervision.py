@@ -3,7 +3,7 @@
 import contextlib
 
 from dovetail_stack.supervision import Supervision
-from dovetail_train.hooks import INTERRUPTED, InterruptibleHook, result_of
+from dovetail_train.loop.hooks import INTERRUPTED, InterruptibleHook, result_of
 
 
 class Rank:

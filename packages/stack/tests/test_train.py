@@ -4,6 +4,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -24,7 +25,8 @@ def test_the_help_lists_the_recipes_with_a_line_each(capsys):
     shown = " ".join(shown.split())
     assert code == 0
     for name, kind in RECIPES.items():
-        assert f"{name} {kind.__doc__.splitlines()[0]}" in shown
+        alias = {"chat": " (sft)", "prefer": " (dpo)"}.get(name, "")
+        assert f"{name}{alias} {kind.__doc__.splitlines()[0]}" in shown
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -35,31 +37,64 @@ def test_the_help_of_a_recipe_has_every_field_with_help_and_default(name, capsys
     for part in settings.parts(RECIPES[name]).values():
         for item in dataclasses.fields(part):
             assert f"--{item.name.replace('_', '-')}" in shown
-            default = str(item.default)
-            if item.default is dataclasses.MISSING:
-                default = "needed for a new run"
-            elif item.default in (None, ()):
-                default = "none"
-            assert f"{item.metadata['help']} ({default})" in shown
+            help, default = item.metadata["help"], item.default
+            none = default is None or default is False or default == ()
+            said = "none" if none else f"{default:g}" if isinstance(default, float) else default
+            text, named, meaning = help.partition(f"; {said}: ")
+            if default is dataclasses.MISSING:
+                assert f"{help} (needed for a new run)" in shown
+            elif named:  # by its meaning, not by a 0
+                assert f"{text} ({meaning})" in shown
+            else:
+                assert (help if none else f"{help} ({said})") in shown
+
+
+def test_defaults_are_said_in_words_and_devices_are_behind_help_all(capsys):
+    _, shown = _stopped(capsys, "pretrain", "--help")
+    assert shown.startswith("usage: dovetail train pretrain --text DIR --out RUN [options]\n")
+    assert "--held-out SHARE" in shown
+    assert "width of the residual stream (192)" in " ".join(shown.split())
+    assert not re.search(r"0: 192|\(0\.0\)|\(None\)", shown)
+    titles = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert titles[:3] == ["files", "duration", "training"]
+    assert not {"devices", "many hosts"} & set(titles)
+    assert shown.count("dovetail train pretrain --help-all") == 1
+    _, whole = _stopped(capsys, "pretrain", "--help-all")
+    hidden = {"--fsdp", "--hosts", "--link-bytes-per-s", "--estimate"}
+    assert {option for option in hidden if option in shown} == set()
+    assert {option for option in hidden if option in whole} == hidden
+    assert whole.index("--text DIR") < whole.index("--fsdp")
+
+
+@pytest.mark.parametrize("alias, recipe", [("sft", "chat"), ("dpo", "prefer")])
+def test_the_word_of_other_programs_is_accepted_for_a_recipe(capsys, tmp_path, alias, recipe):
+    lines = [["train", name, "--print-settings"] for name in (alias, recipe)]
+    assert [cli.main(line) for line in lines] == [0, 0]
+    first, second = capsys.readouterr().out.split("# Settings of ")[1:]
+    assert first == second
+    file = tmp_path / "settings.toml"
+    file.write_text(f'recipe = "{alias}"\n[duration]\nsteps = 3\n')
+    assert cli.main(["train", "--settings", str(file), "--print-settings", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipe"] == recipe
 
 
 def test_an_option_of_another_recipe_is_refused_by_name(capsys, tmp_path):
     line = ("--out", str(tmp_path / "r"), "--lora-rank", "2", "--learning-rates", "1")
     code, shown = _stopped(capsys, "distil", *line)
     assert code == 2
-    assert "unknown arguments: --lora-rank" in shown
-    assert "--learning-rates (did you mean --learning-rate?)" in shown
+    assert "dovetail train distil has no option --lora-rank: leave it out" in shown
+    assert "no option --learning-rates: did you mean --learning-rate?" in shown
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(
     "line, wanted",
     [
-        (["pretrain", "--text", "x"], "required: --out RUN"),
-        ([], "required: --out RUN"),
-        (["bake", "--out", "x"], "choose from"),
-        (["continue", "--out", "x", "--precision", "float16"], "choose from"),
-        (["distil", "--out", "x", "--steps", "3", "--minutes", "1"], "not allowed with"),
+        (["pretrain", "--text", "x"], "type dovetail train pretrain --text DIR --out RUN"),
+        ([], "or dovetail train --out RUN to resume"),
+        (["bake", "--out", "x"], "RECIPE must be one of pretrain, "),
+        (["continue", "--out", "x", "--precision", "float16"], "one of float32, bfloat16, got"),
+        (["distil", "--out", "x", "--steps", "3", "--minutes", "1"], "exclude each other"),
     ],
 )
 def test_usage_is_refused_with_what_is_wanted(capsys, line, wanted):
@@ -69,7 +104,7 @@ def test_usage_is_refused_with_what_is_wanted(capsys, line, wanted):
 
 
 def test_a_new_run_without_its_recipe_is_told_their_names(capsys, tmp_path):
-    assert cli.main(["train", "--out", str(tmp_path / "r")]) == 1
+    assert cli.main(["train", "--out", str(tmp_path / "r")]) == 2
     assert f"type dovetail train {'|'.join(RECIPES)} --out" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -78,13 +113,13 @@ def test_a_new_run_without_its_recipe_is_told_their_names(capsys, tmp_path):
     "line, wanted",
     [
         (["pretrain"], "a new run of pretrain needs text, got none: pass --text DIR"),
-        (["continue", "--text", "."], "needs model, got none: pass --model DIR"),
-        (["distil", "--text", "."], "needs teacher, got none: pass --teacher DIR"),
+        (["continue", "--text", "."], "needs model, got none: pass --model MODEL"),
+        (["distil", "--text", "."], "needs teacher, got none: pass --teacher MODEL"),
         (["distil", "--text", ".", "--teacher", ".", "--alpha", "2"], "alpha must lie in [0, 1]"),
     ],
 )
 def test_what_a_new_run_lacks_is_said_before_anything_is_written(capsys, tmp_path, line, wanted):
-    assert cli.main(["train", *line, "--out", str(tmp_path / "r")]) == 1
+    assert cli.main(["train", *line, "--out", str(tmp_path / "r")]) == 2
     assert wanted in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -137,10 +172,10 @@ def test_a_launch_that_failed_before_its_first_step_does_not_bind(capsys, tmp_pa
     assert settings.load(out).shape.depth == 7
     assert not (out / "tokenizer.json").exists()
     # Refused settings leave the old ones; a run that made a step binds.
-    assert cli.main([*line, "--heads", "5"]) == 1
+    assert cli.main([*line, "--heads", "5"]) == 2
     assert settings.load(out).shape.depth == 7
     (out / "metrics.jsonl").write_text("")
-    assert cli.main([*line, "--depth", "4"]) == 1
+    assert cli.main([*line, "--depth", "4"]) == 2
     assert "--depth 4 (the run has 7)" in capsys.readouterr().err
 
 
@@ -176,7 +211,7 @@ def test_what_a_run_cannot_have_is_refused_before_anything_is_written(
     capsys, tmp_path, texts, stopped, options, message
 ):
     line = ["train", "pretrain", "--out", str(tmp_path / "r"), "--text", str(texts)]
-    assert cli.main([*line, *options.split()]) == (3 if "matches" in message else 1)
+    assert cli.main([*line, *options.split()]) == (3 if "matches" in message else 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -236,7 +271,7 @@ def test_accepted_settings_are_stored_at_the_first_step(begun):
 def test_a_change_that_a_stored_run_cannot_have_is_refused(capsys, begun, options, wanted):
     before = (begun / "launches.jsonl").read_text()
     line = ["train", "pretrain", "--out", str(begun), *options.split()]
-    assert cli.main(line) == 1
+    assert cli.main(line) == 2
     assert wanted in capsys.readouterr().err
     assert (begun / "launches.jsonl").read_text() == before
 
@@ -259,7 +294,7 @@ def test_heads_are_derived_from_the_width(embed, heads):
 def test_a_directory_with_a_model_is_no_place_for_a_run(capsys, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for recipe in ([], ["pretrain", "--text", "."]):
-        assert cli.main(["train", *recipe, "--out", str(tmp_path)]) == 1
+        assert cli.main(["train", *recipe, "--out", str(tmp_path)]) == 2
         assert "a run needs a directory of its own, got" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
@@ -267,7 +302,7 @@ def test_a_directory_with_a_model_is_no_place_for_a_run(capsys, tmp_path):
 def test_a_name_that_is_wrong_leaves_no_run_behind(capsys, tmp_path):
     out = tmp_path / "r"
     for line, code, wanted in (
-        (["pretrain", "--text", str(tmp_path / "none")], 1, "the text must be a directory"),
+        (["pretrain", "--text", str(tmp_path / "none")], 2, "the text must be a directory"),
         (["pretrain", "--text", str(tmp_path)], 3, "matches --pattern"),
     ):
         assert cli.main(["train", *line, "--out", str(out)]) == code
@@ -277,7 +312,7 @@ def test_a_name_that_is_wrong_leaves_no_run_behind(capsys, tmp_path):
         (tmp_path / name).write_text("words")
     for line in (["continue", "--model"], ["distil", "--teacher"]):
         command = [*line, str(tmp_path), "--text", str(tmp_path), "--out", str(out)]
-        assert cli.main(["train", *command]) == 1
+        assert cli.main(["train", *command]) == 2
         assert "a model is a directory with config.json" in capsys.readouterr().err
         assert not out.exists()
 
@@ -299,7 +334,7 @@ def test_an_unknown_device_is_refused_in_the_words_of_the_command(
     capsys, tmp_path, device, instead
 ):
     code, printed = _estimated(capsys, tmp_path, "--estimate", device)
-    assert code == 1
+    assert code == 2
     assert "--estimate must name one kind of device" in printed.err
     assert f"got --estimate '{device}'; {instead}" in printed.err
     assert not (tmp_path / "run").exists()
@@ -336,10 +371,10 @@ def test_given_rates_of_a_device_are_those_of_the_estimate(capsys, tmp_path):
     assert code == 0
     assert "with the given        peak_flops=2e+09, memory_bytes_per_s=5e+06" in printed.out
     code, printed = _estimated(capsys, tmp_path, "--estimate", "cpu", "--peak-flops", "-1")
-    assert code == 1
+    assert code == 2
     assert "--peak-flops must be a positive number per second, got --peak-flops" in printed.err
     code, printed = _estimated(capsys, tmp_path, "--peak-flops", "1e9")
-    assert code == 1
+    assert code == 2
     assert "got --peak-flops 1e+09 without one: add --estimate KIND" in printed.err
 
 
@@ -357,5 +392,5 @@ def test_slices_of_absent_devices_are_priced(capsys, tmp_path):
         "two": "must name axes and the slices along each, got --dcn 'two': pass --dcn 'data=2'",
     }.items():
         code, printed = _estimated(capsys, tmp_path, *line, "--dcn", dcn)
-        assert code == 1
+        assert code == 2
         assert message in printed.err

@@ -51,10 +51,10 @@ def test_a_settings_file_and_typed_options_make_a_run(capsys, tmp_path, texts, s
     # It resumes too, and another value of the file is another run.
     (out / "metrics.jsonl").write_text("")
     capsys.readouterr()
-    assert cli.main(["train", "--settings", file, "--out", str(out)]) == 1
+    assert cli.main(["train", "--settings", file, "--out", str(out)]) == 2
     assert "--depth 3 (the run has 1)" in capsys.readouterr().err
     bare = _settings(tmp_path, "[training]\nema = 0.5\n")
-    assert cli.main(["train", "--settings", bare, "--out", str(out)]) == 1
+    assert cli.main(["train", "--settings", bare, "--out", str(out)]) == 2
     assert "--ema 0.0 is now 0.5" not in capsys.readouterr().err  # it adds arrays
     assert cli.main(["train", "--settings", bare, "--out", str(out), "--resume", "convert"]) == 1
     assert "--ema 0.0 is now 0.5" in capsys.readouterr().err
@@ -62,11 +62,11 @@ def test_a_settings_file_and_typed_options_make_a_run(capsys, tmp_path, texts, s
 
 def test_the_file_of_another_recipe_or_of_none_is_refused(capsys, tmp_path):
     file = _settings(tmp_path, "[shape]\ndept = 3\n")
-    assert cli.main(["train", "--settings", file, "--out", str(tmp_path / "r")]) == 1
+    assert cli.main(["train", "--settings", file, "--out", str(tmp_path / "r")]) == 2
     assert "settings belong to a recipe, got none" in capsys.readouterr().err
-    assert cli.main(["train", "continue", "--settings", file, "--out", str(tmp_path / "r")]) == 1
+    assert cli.main(["train", "continue", "--settings", file, "--out", str(tmp_path / "r")]) == 2
     assert "got [shape]" in capsys.readouterr().err
-    assert cli.main(["train", "distil", "--settings", file, "--out", str(tmp_path / "r")]) == 1
+    assert cli.main(["train", "distil", "--settings", file, "--out", str(tmp_path / "r")]) == 2
     assert "did you mean depth?" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -98,7 +98,7 @@ def test_the_settings_of_a_run_are_printed_and_shown(capsys, tmp_path, texts, st
     for text in ('family = "mixtral"', "experts = 4", "expert_mlp = 256", "steps = 11"):
         assert f"\n{text}\n" in printed
     assert "\n# minutes = ...\n" in printed
-    assert cli.main(["train", "--print-settings"]) == 1
+    assert cli.main(["train", "--print-settings"]) == 2
     assert f"type dovetail train {'|'.join(RECIPES)} --print" in capsys.readouterr().err
     assert cli.main(["runs", "show", str(out)]) == 0
     shown = capsys.readouterr().out.split()
@@ -116,12 +116,12 @@ def test_the_keys_of_a_config_json_are_kept(capsys, tmp_path, texts, stopped):
     file.write_text(json.dumps(keys))
     out = tmp_path / "r"
     line = ["train", "pretrain", "--out", str(out), "--text", str(texts), "--config", str(file)]
-    assert cli.main(line) == 1
+    assert cli.main(line) == 2
     assert (
         "the 16 positions that the config.json names, got --length 256" in capsys.readouterr().err
     )
     line += ["--length", "16"]
-    assert cli.main([*line, "--expert", "3", "--global-batch", "3", "--estimate", "H200"]) == 1
+    assert cli.main([*line, "--expert", "3", "--global-batch", "3", "--estimate", "H200"]) == 2
     assert "the 2 experts of a layer must divide" in capsys.readouterr().err
     assert cli.main(line) == 1
     assert settings.load(out).keys == keys
@@ -130,5 +130,5 @@ def test_the_keys_of_a_config_json_are_kept(capsys, tmp_path, texts, stopped):
     file.unlink()
     assert cli.main(line) == 1
     assert "error: stopped" in capsys.readouterr().err
-    assert cli.main([*line, "--config", str(out)]) == 1
+    assert cli.main([*line, "--config", str(out)]) == 2
     assert f"(the run has {file})" in capsys.readouterr().err

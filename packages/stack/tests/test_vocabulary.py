@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from dovetail_data import Bytes, Corrupt, Pretrained, Text
-from dovetail_data.write import CorruptInputError
+from dovetail_data.writing.write import CorruptInputError
 from dovetail_stack import cli
 from dovetail_stack.recipes.text import encode
 from dovetail_stack.recipes.vocabulary import check_ends, foreign, within

@@ -3,6 +3,7 @@
 """A copy of the repository's frame, to break, install and release in tests."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import workspace
 
 sys.path.append(str(Path(__file__).parent))  # train_command.py, for several test files
 
+ADDRESS = "https://example.org/dovetail"
 FRAME = (
     "scripts/*",
     "constraints/*",
@@ -71,7 +73,9 @@ def checkout(tmp_path: Path) -> Checkout:
 
 @pytest.fixture
 def repository(frame: Path) -> Path:
-    """The frame with one fragment in each member, as the first commit of a git repository."""
+    """The frame with an address and a fragment in each member, as a repository's first commit."""
+    project = frame / "pyproject.toml"
+    project.write_text(re.sub(r'(?m)^url = ".*"', f'url = "{ADDRESS}"', project.read_text()))
     for member in workspace.members(frame).values():
         fragment = member.path / "changes" / "2.feature.md"
         fragment.parent.mkdir()

@@ -32,8 +32,6 @@ checks.GRACE_S = 1.0
 checks.of_a_person = lambda whole: [spin("a", wait), spin("b", deaf), spin("c", late)]
 sys.exit(checks.main())
 """
-
-
 # `.ci/run` of two checks. The second names its process and waits, or ends, as the argument says.
 LANDING = """
 import sys, types
@@ -49,20 +47,17 @@ checks.of_checks = lambda every, costs: [job(check.name) for check in every]
 checks.of_a_person, checks.ALWAYS = lambda: [], ()
 sys.exit(checks.main())
 """
-
-
 ONCE = ("timeit", "-n", "1", "-r", "1")
 
 
 def test_a_person_runs_lint_and_the_fast_tier_of_all_suites_the_longest_first():
-    jobs = checks.of_a_person()
-    assert [job.name for job in jobs[:2]] == ["ruff check", "ruff format"]
-    suites = [job.line[-1] for job in jobs[2:]]
-    folders = {f"packages/{folder}/tests" for folder in workspace.members()}
-    assert set(suites) == folders | {"integration_tests"}
-    warm = [checks.suite_times.budgets()[name]["warm"] for name in suites]
+    lint, style, *suites = checks.of_a_person()
+    assert [lint.name, style.name] == ["ruff check", "ruff format"]
+    budgets = {f"packages/{folder}/tests" for folder in workspace.members()} | {"integration_tests"}
+    assert {job.line[-1] for job in suites} == budgets
+    warm = [checks.suite_times.budgets()[job.line[-1]]["warm"] for job in suites]
     assert warm == sorted(warm, reverse=True)
-    assert all("--tier fast" in " ".join(job.line) for job in jobs[2:])
+    assert all("--tier fast" in " ".join(job.line) for job in suites)
     assert not any("--tier" in job.line for job in checks.of_a_person(whole=True))
 
 
@@ -70,22 +65,23 @@ def test_checks_that_share_an_environment_share_a_process():
     names = ["thorough-3.11(data)", "tests-3.12(data)", "parity(data)", "parity(models)", "docs"]
     names += [f"integration-{p}({f})" for p in ("3.11", "3.12") for f in ("test_a.py", "test_b.py")]
     names += ["doctests-3.12(data)", "doctests-3.12(models)"]
-    every = [
-        changed.Check(name=n, paths=frozenset(), folders=frozenset(), python="3.11") for n in names
-    ]
+    options = {"paths": frozenset(), "folders": frozenset(), "python": "3.11"}
     costs = {"integration-3.11(test_a.py)": 90.0, "docs": 300.0}
-    jobs = checks.of_checks(every, costs)
+    jobs = checks.of_checks([changed.Check(name=n, **options) for n in names], costs)
     assert sorted(check for job in jobs for check in job.checks) == sorted(names)
     lines = {job.name: " ".join(job.line) for job in jobs}
-    assert lines["thorough-3.11(data)"].endswith("--tier thorough packages/data/tests")
-    assert lines["tests-3.12(data)"] == "nox --session tests-3.12(data) -- --tier sample"
-    assert lines["parity"] == "nox --session parity -- data models"
-    assert lines["docs"] == "nox --session docs"
-    assert lines["integration-3.11 1"].endswith("integration_tests/test_b.py")  # the dearer one
-    assert lines["integration-3.11 2"].endswith("integration_tests/test_a.py")
     both = "integration_tests/test_a.py integration_tests/test_b.py"
     doctests = "integration_tests/test_doctests.py --doctests=data --doctests=models"
-    assert lines["integration-3.12"].endswith(f"{both} {doctests}")
+    for name, end in {
+        "thorough-3.11(data)": "--tier thorough packages/data/tests",
+        "tests-3.12(data)": "nox --session tests-3.12(data) -- --tier sample",
+        "parity": "nox --session parity -- data models",
+        "docs": "nox --session docs",
+        "integration-3.11 1": "integration_tests/test_b.py",  # of unknown cost: the dearer one
+        "integration-3.11 2": "integration_tests/test_a.py",
+        "integration-3.12": f"{both} {doctests}",
+    }.items():
+        assert lines[name].endswith(end), name
     assert "--tier fast" in lines["integration-3.12"]
     costs = [job.cost_s for job in jobs]
     assert costs == sorted(costs, reverse=True)
@@ -115,32 +111,27 @@ def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
     assert re.search(r"good \(\d+ s, \d+ CPU s\): 1 loop", output)
 
 
-def test_what_a_check_starts_keeps_its_bytecode(monkeypatch):
+def test_a_check_is_charged_for_its_children_and_they_keep_their_bytecode(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    line = [*ONCE, "import sys; assert not sys.dont_write_bytecode"]
-    result = checks.run(checks.Job(name="bytecode", line=line))
-    assert result.passed, result.output
-
-
-def test_a_check_is_charged_for_its_children():
     spin = "import time\nwhile time.process_time() < 0.5: pass"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}])"
-    result = checks.run(checks.Job(name="children", line=[*ONCE, child]))
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}]); "
+    line = [*ONCE, f"{child}assert not sys.dont_write_bytecode"]
+    result = checks.run(checks.Job(name="children", line=line))
     assert result.passed, result.output
     assert result.cpu_s >= 0.5
+
+
+def begin(program, root, *arguments, **variables) -> "subprocess.Popen[str]":
+    own = {"PYTHONPATH": str(root / "scripts"), **variables}
+    line, pipe = [sys.executable, "-c", program, *arguments], subprocess.PIPE
+    return subprocess.Popen(line, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_what_runs_and_begins_nothing(sent, tmp_path):
     pids = tmp_path / "pids"
     os.mkfifo(pids)
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING],
-        env={**os.environ, "PYTHONPATH": str(workspace.ROOT / "scripts"), "PIDS": str(pids)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begin(WAITING, workspace.ROOT, PIDS=str(pids))
     timer = threading.Timer(120, process.kill)  # only a hang gets there
     timer.start()
     with pids.open() as pipe:
@@ -161,23 +152,18 @@ def test_a_killed_run_leaves_what_ended_and_the_next_one_waits_for_what_still_ru
     subprocess.run([*git, "commit", "--quiet", "--all", "--message", "Ignore"], check=True)
     os.mkfifo(repository / "pid")
 
-    def begin(b: str) -> "subprocess.Popen[str]":
-        line = [sys.executable, "-c", LANDING, "--landing", b]
-        environment = {**os.environ, "PYTHONPATH": str(repository / "scripts")}
-        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
-
     def recorded() -> list[str]:
         return [record.check for record in passed.read(repository / reach.RECORD)]
 
     (repository / ".ci").mkdir()
-    first = begin("wait")
+    first = begin(LANDING, repository, "--landing", "wait")
     pid = int((repository / "pid").read_text())
     while not next(first.stdout).startswith("a ("):
         pass
     first.kill()
     first.communicate()
     assert recorded() == ["a"]
-    second = begin("end")
+    second = begin(LANDING, repository, "--landing", "end")
     assert next(second.stdout).startswith("waits for the jobs of another .ci/run")
     os.kill(pid, signal.SIGKILL)
     output, _ = second.communicate()

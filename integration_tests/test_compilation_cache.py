@@ -28,9 +28,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def run_suite(home, checkout):
     """Runs the suite, which must pass, and returns its output."""
+    checkout.write(SUITE)
 
     def run() -> str:
-        checkout.write(SUITE)
         done = checkout.run("-q")
         assert done.returncode == 0, done.stdout
         return done.stdout
@@ -40,16 +40,15 @@ def run_suite(home, checkout):
 
 @pytest.mark.thorough
 def test_a_suite_keeps_its_programs_and_damaged_ones_are_replaced(home, run_suite):
-    def entries() -> dict[str, int]:
-        return {p.name: p.stat().st_ino for p in (home / "dovetail/compiled").glob("*-cache")}
+    def entries() -> dict[Path, int]:
+        return {p: p.stat().st_ino for p in (home / "dovetail/compiled").glob("*-cache")}
 
     run_suite()
     whole = entries()
-    assert whole
     run_suite()
-    assert entries() == whole  # a second process compiles nothing
-    for name in whole:
-        (home / "dovetail/compiled" / name).write_bytes(b"\x28\xb5\x2f\xfd\x20 cut")
+    assert entries() == whole != {}  # a second process compiles nothing
+    for path in whole:
+        path.write_bytes(b"\x28\xb5\x2f\xfd\x20 cut")
     assert "Error reading persistent compilation cache entry" in run_suite()
     assert "Error reading" not in run_suite()  # it writes what the repair took away
     assert entries().keys() == whole.keys()
@@ -63,9 +62,9 @@ def test_a_cache_of_the_users_own_is_respected_and_a_suite_without_a_folder_pass
 
 
 def test_trim_deletes_the_entries_unused_for_longest(tmp_path):
+    (tmp_path / "a").mkdir()
     for name, age_s in {"old": 30, "older": 40, "new": 10, "newer": 5}.items():
         path = tmp_path / f"a/{name}-cache"
-        path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x" * 100)
         os.utime(path, (2_000_000_000 - age_s,) * 2)
     (tmp_path / "a/notes").write_bytes(b"x" * 1000)  # not an entry
@@ -79,7 +78,7 @@ def test_repair_deletes_the_program_that_was_named_and_no_other(tmp_path):
     for name in ("jit_f-1a", "jit_f-2b", "jit_ff-4d", "jit_[f]-5e"):
         (tmp_path / f"{name}-cache").touch()
     template = "Error {} persistent compilation cache entry for '{}': ZstdError: cut"
-    compilation_cache.repair(tmp_path, template.format("reading", "jit_f"))
-    compilation_cache.repair(tmp_path, template.format("writing", "jit_[f]"))
+    for text in (template.format("reading", "jit_f"), template.format("writing", "jit_[f]")):
+        compilation_cache.repair(tmp_path, text)
     compilation_cache.repair(tmp_path, "another warning about 'jit_ff'")
     assert {path.name for path in tmp_path.iterdir()} == {"jit_ff-4d-cache"}

@@ -18,18 +18,14 @@ from device_timing import Contest, chained
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def contest(**options: Any) -> Contest:
-    given = {"case": "twice", "ours": lambda x: 2 * x, "chain": 3}
-    return Contest(**{**given, "inputs": lambda: (jnp.asarray(ROWS),), **options})
-
-
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """The lines that a contest prints, as a step of the session would."""
     monkeypatch.setattr(sys, "argv", [str(measure.ROOT / "scripts" / "accelerator"), "toy.x"])
 
-    def measured(one: Contest) -> list[dict[str, Any]]:
-        one.measure()
+    def measured(**options: Any) -> list[dict[str, Any]]:
+        given = {"case": "twice", "ours": lambda x: 2 * x, "chain": 3, **options}
+        Contest(**given, inputs=lambda: (jnp.asarray(ROWS),)).measure()
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return measured
@@ -54,7 +50,7 @@ def test_a_line_has_the_peer_its_noise_and_the_rates(lines, monkeypatch: pytest.
         raise NotImplementedError("not on this device")
 
     peers = {"absent": refuses, "sum": lambda x: x + x}
-    absent, line = lines(contest(peers=peers, flops=6.0, nbytes=48.0))
+    absent, line = lines(peers=peers, flops=6.0, nbytes=48.0)
     assert (absent["peer"], absent["peer_value"]) == ("absent", None)
     assert absent["peer_error"] == "NotImplementedError: not on this device"
     assert (line["case"], line["peer"], line["chain"]) == ("twice, against sum", "sum", 3)
@@ -64,10 +60,10 @@ def test_a_line_has_the_peer_its_noise_and_the_rates(lines, monkeypatch: pytest.
     assert line["bytes_share_of_peak"] == pytest.approx(48 / line["value"] / 1e30, rel=1e-2)
     monkeypatch.setattr(device_timing, "peaks", lambda dtype: (1e-3, None))
     with pytest.raises(RuntimeError, match="left out a part of the chain"):
-        lines(contest(flops=6.0))
+        lines(flops=6.0)
 
 
 @pytest.mark.parametrize("other", [lambda x: 2.1 * x, lambda x: x * jnp.nan])
 def test_another_result_is_no_measurement(lines, other):
     with pytest.raises(RuntimeError, match="differs from wrong by"):
-        lines(contest(peers={"wrong": other}))
+        lines(peers={"wrong": other})

@@ -50,10 +50,10 @@ def readme(tmp_path):
     return file
 
 
-@pytest.mark.parametrize("programs, count", [(False, 4), (True, 1)])
-def test_all_blocks_or_the_programs_run_in_one_directory(readme, programs, count):
+def test_all_blocks_or_the_programs_run_in_one_directory(readme):
     folder = readme.parent / "run"
-    assert walk(readme, RULES, folder=folder, programs=programs) == count
+    assert walk(readme, RULES, folder=folder, programs=True) == 1
+    assert walk(readme, RULES, folder=folder) == 4
     assert (folder / "made").read_text() == "/usr/python3"
 
 
@@ -63,6 +63,7 @@ def test_all_blocks_or_the_programs_run_in_one_directory(readme, programs, count
         ("```python\nimport dovetial\n```\n", "exit code 1"),
         ("ends with\n\n    all passed\n", "exit code 127"),
         ("```console\n$ echo 5\n6\n```\n", "the README says\n6\nand it printed\n5\n"),
+        ("```{code-cell} python\nimport dovetial\n```\n", "exit code 1"),
         ("```bash\nls\n```\n", "of no known kind; got 'bash'"),
         ("- a list\n  ```python\n  1\n  ```\n", "a fence must start its line"),
     ],
@@ -91,9 +92,60 @@ def test_a_process_left_behind_is_killed(readme):
     os.close(gate)
 
 
+def test_in_a_clone_commands_find_the_readers_path_and_programs_the_clones_python(readme):
+    clone = readme.parent / "run"
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/bin/python").write_text('#!/bin/sh\necho "$2" > "$0".ran\n')
+    (clone / ".venv/bin/python").chmod(0o755)
+    (clone / "scripts").mkdir()
+    (clone / "scripts/hello").write_text('#!/bin/sh\necho "$PATH" > path\n')
+    (clone / "scripts/hello").chmod(0o755)
+    (clone / "README.md").write_text("The clone's own")
+    readme.write_text(
+        "# A page\n\n    scripts/hello\n\n```{toctree}\n:hidden:\n\ninstall\n```\n\n"
+        "```{code-cell} python\nprint(5)\n```\n"
+    )
+    assert walk(readme, {}, folder=clone, clone=True) == 2
+    assert (clone / "path").read_text() == f"{os.environ['PATH']}\n"
+    assert (clone / ".venv/bin/python.ran").read_text().strip() == "print(5)"
+    assert (clone / "README.md").read_text() == "The clone's own"
+
+
+HEAD = "| a | b |\n|---|---:|\n"
+
+
+@pytest.mark.parametrize(
+    "page, text, refused",
+    [
+        ("README.md", HEAD, True),
+        ("README.md", f"{HEAD}\nText.", True),
+        ("packages/one/README.md", f"{HEAD}| x |  |\n| y | |\n", True),
+        ("packages/one/native/README.md", f"{HEAD}|| 1 |\n", True),
+        ("docs/howto/page.md", f"{HEAD}| x | <!-- figure: y --><!-- --> |\n", True),
+        ("docs/generated/deep/table.txt", HEAD, True),
+        ("docs/howto/page.md", f"{HEAD}| x | <!-- figure: y -->1<!-- --> |\n", False),
+        ("README.md", f"{HEAD}| x | |\n| | `1 \\| 2` |\n", False),
+        ("README.md", f"```text\n{HEAD}```\n", False),
+    ],
+)
+def test_a_table_without_a_row_or_with_an_empty_column_is_refused(tmp_path, page, text, refused):
+    (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / page).write_text(f"# Title\n\n{text}")
+    assert documents.empty_tables(tmp_path) == [f"{page}: | a | b |"] * refused
+
+
+def test_no_table_of_ours_is_empty():
+    """The build of the site looks at the pages that it generates."""
+    generated = ("docs/generated", "docs/packages/measured", "docs/packages/families")
+    assert [t for t in documents.empty_tables() if not t.startswith(generated)] == []
+
+
 def test_every_rule_fits_its_readme():
     rules = tomllib.loads(documents.RULES.read_text())
     names = [readme.relative_to(ROOT).as_posix() for readme in documents.readmes()]
+    names.append("docs/index.md")
     assert rules.keys() <= {*names}
     for name in names:
-        planned((ROOT / name).read_text(), rules.get(name, {}))
+        of_readme = rules.get(name, {})
+        planned((ROOT / name).read_text(), of_readme)
+        planned((ROOT / name).read_text(), {"replace": of_readme.get("clone", {})})

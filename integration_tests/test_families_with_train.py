@@ -72,7 +72,7 @@ def test_a_run_of_a_family_resumes_and_its_export_is_read(trained, capsys):
 def test_another_model_is_refused(trained, capsys):
     family, file, run = trained
     option = ("--family", "llama") if family == "gemma3" else ("--experts", 2)
-    assert _main("train", "pretrain", "--settings", file, "--out", run, *option) == 1
+    assert _main("train", "pretrain", "--settings", file, "--out", run, *option) == 2
     assert "holds a run with other settings: --" in capsys.readouterr().err
 
 

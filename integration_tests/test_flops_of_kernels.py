@@ -24,7 +24,7 @@ from dovetail_train import (
     estimate,
     lm_loss,
 )
-from dovetail_train.mesh import ambient
+from dovetail_train.mesh.mesh import ambient
 
 
 def _shape(*shape, dtype=jnp.float32):

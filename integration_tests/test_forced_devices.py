@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,6 @@ PROGRAM = """
 import os
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 import forced_devices
 
 entries = lambda: len(list(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache")))
@@ -21,7 +21,7 @@ doubled(jnp.ones(8))
 alone = entries()
 forced_devices.stop_caching()
 mesh = jax.make_mesh((2,), ("x",))
-doubled(jax.device_put(jnp.ones(8), NamedSharding(mesh, PartitionSpec("x"))))
+doubled(jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P("x"))))
 print(alone > 0, entries() - alone)
 """
 
@@ -30,10 +30,7 @@ print(alone > 0, entries() - alone)
 def test_a_program_on_several_devices_stays_out_of_the_cache(
     tmp_path, monkeypatch, cached, expected
 ):
-    for name, value in compilation_cache.SETTINGS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "true")
-    environment = forced_devices.environment(2, cached=cached)
-    line = [sys.executable, "-c", PROGRAM]
-    assert subprocess.check_output(line, env=environment, text=True) == expected
+    own = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_ENABLE_COMPILATION_CACHE": "true"}
+    monkeypatch.setattr(os, "environ", {**os.environ, **own, **compilation_cache.SETTINGS})
+    line, own = [sys.executable, "-c", PROGRAM], forced_devices.environment(2, cached=cached)
+    assert subprocess.check_output(line, env=own, text=True) == expected

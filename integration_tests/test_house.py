@@ -101,7 +101,7 @@ def test_member_has_the_house_of_a_package(member):
         assert (member.path / name).exists(), name
     page = ROOT / "docs" / "packages" / f"{member.folder}.md"
     assert f"packages/{member.folder}/README.md" in page.read_text()
-    assert f"](packages/{member.folder}.md)" in (ROOT / "docs/index.md").read_text()
+    assert f"]({member.folder}.md)" in (ROOT / "docs/packages/index.md").read_text()
     assert f"](packages/{member.folder})" in (ROOT / "README.md").read_text()
     # The sessions `bare` and `documents` run the program.
     readme = (member.path / "README.md").read_text()

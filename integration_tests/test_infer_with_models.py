@@ -21,8 +21,9 @@ from dovetail_models.testing import logits
 from dovetail_quant import Spec, apply, plan
 
 LIMIT = 40  # of prompt and output
-SMALL = {"vocab_size": 53, "embed": 24, "depth": 2, "heads": 4, "mlp": 20}
+SMALL = {"vocab_size": 53, "embed": 24, "depth": 1, "heads": 4, "mlp": 20}
 HEADS = {**SMALL, "kv_heads": 2, "head_dim": 8}
+TWO = {**HEADS, "depth": 2}  # where layers take turns
 MIXTURE = {"experts": 5, "top_k": 2}
 LATENT = models.LatentAttention(
     heads=4, q_rank=8, kv_rank=12, nope_dim=6, rope_dim=4, v_dim=10, rope=models.Rope(theta=1e4)
@@ -37,17 +38,17 @@ DEEPSEEK = {
     "experts": models.Experts(count=6, top_k=2, hidden=8, shared=8),
 }
 DECODERS = {
-    "llama": models.llama(**HEADS),
+    "llama": models.llama(**TWO),
     "mistral": models.mistral(**HEADS, window=5),
     "qwen2": models.qwen2(**SMALL, kv_heads=2, tie=True),
     "qwen3": models.qwen3(**HEADS),
     "qwen3_moe": models.qwen3_moe(**HEADS, **MIXTURE),
     "gemma": models.gemma(**HEADS),
-    "gemma2": models.gemma2(**HEADS, window=4, query_scalar=6.0, score_cap=2.0, logit_cap=3.0),
-    "gemma3_text": models.gemma3(**HEADS, window=20, query_scalar=6.0, pattern=2),
+    "gemma2": models.gemma2(**TWO, window=4, query_scalar=6.0, score_cap=2.0, logit_cap=3.0),
+    "gemma3_text": models.gemma3(**TWO, window=20, query_scalar=6.0, pattern=2),
     "gpt2": models.gpt2(**SMALL, max_length=LIMIT),
     "mixtral": models.mixtral(**HEADS, **MIXTURE),
-    "gpt_oss": models.gpt_oss(**HEADS, window=4, **MIXTURE),
+    "gpt_oss": models.gpt_oss(**TWO, window=4, **MIXTURE),
     "deepseek_v2": models.deepseek_v2(**DEEPSEEK),
     "deepseek_v3": models.deepseek_v3(**DEEPSEEK),
 }

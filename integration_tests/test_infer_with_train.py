@@ -17,11 +17,11 @@ from dovetail_train import Trainer, lm_loss, loglikelihood
 pytestmark = pytest.mark.thorough
 
 LENGTH = 32
-SIZES = {"vocab_size": 61, "embed": 32, "depth": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
+SIZES = {"vocab_size": 61, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
 CONFIGS = {
-    "llama": llama(**SIZES, mlp=48, max_length=LENGTH),
-    "gemma3": gemma3(**SIZES, mlp=48, max_length=LENGTH, window=5, pattern=2),
-    "mixtral": mixtral(**SIZES, mlp=24, experts=4, top_k=2, max_length=LENGTH),
+    "llama": llama(**SIZES, depth=1, mlp=48, max_length=LENGTH),
+    "gemma3": gemma3(**SIZES, depth=2, mlp=48, max_length=LENGTH, window=5, pattern=2),
+    "mixtral": mixtral(**SIZES, depth=1, mlp=24, experts=4, top_k=2, max_length=LENGTH),
 }
 # A float32 log-probability is a sum over at most 61 exponentials of logits of two layers.
 CLOSE = {"rtol": 0, "atol": 1e-4}
@@ -104,7 +104,7 @@ def test_an_engine_follows_the_trainer(model):
     state = trainer.init(model)
     with open_engine(model) as engine:
         check(draw(engine, seed=0), model, version=0)
-        for version in (1, 2, 3):
+        for version in (1, 2):
             draws = draw(engine, seed=version)
             state, _ = trainer.step(state, batch_of(draws))
             engine.update_weights(nnx.state(trainer.model(state)), version=version)
@@ -119,7 +119,7 @@ def test_an_engine_follows_the_trainer(model):
         moved = logps_of(before, draws[:1])[0] - logps_of(model, draws[:1])[0]
         assert np.abs(moved).max() > 1e-2
         state, _ = trainer.step(state, batch_of(draws))
-        check(draw(engine, seed=20), before, version=3)
+        check(draw(engine, seed=20), before, version=2)
 
 
 def test_only_adapters_are_updated(model):

@@ -23,8 +23,8 @@ def _steps_as_read(run):
 @pytest.mark.capability("training on several hosts goes on after a rank is killed")
 def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
     steps, run = 120, tmp_path / "run"
-    command = Command(run, *line(steps, 5, "--hosts", "2", "--json", "--trace", "60"))
-    daemons = command.wait_for(7)
+    command = Command(run, *line(steps, 20, "--hosts", "2", "--json", "--trace", "60"))
+    daemons = command.wait_for(22)
     os.kill(rank_on(daemons["1"]), signal.SIGKILL)
     code, output, errors = command.ended()
     assert code == 0, errors
@@ -46,7 +46,7 @@ def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
 def test_a_refusal_ends_the_command_before_a_host_is_started(tmp_path):
     given = ("--text", tmp_path / "none", "--hosts", "2", "--global-batch", "4")
     code, output, errors = Command(tmp_path / "run", "pretrain", *given).ended()
-    assert (code, output) == (1, "")
+    assert (code, output) == (2, "")
     assert "the text must be a directory, got" in errors
     assert "generation" not in errors
     assert not (tmp_path / "run").exists()

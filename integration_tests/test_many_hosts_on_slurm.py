@@ -57,8 +57,8 @@ def test_a_lost_step_of_slurm_is_replaced_and_the_run_is_finished_once(
     allocation, tmp_path, capsys
 ):
     steps, run = 100, tmp_path / "run"
-    command = Command(run, *line(steps, 5, "--slurm", "--json"), variables=allocation)
-    daemons = command.wait_for(7)
+    command = Command(run, *line(steps, 20, "--slurm", "--json"), variables=allocation)
+    daemons = command.wait_for(22)
     os.kill(daemons["1"], signal.SIGKILL)
     code, output, errors = command.ended()
     assert code == 0, errors

@@ -16,7 +16,7 @@ import forced_devices
 import warm_start
 from dovetail_models import init, llama, mixtral
 from dovetail_optim import compress, decay, explain, guard, muon, route, soap, split_master, wsd
-from dovetail_optim.master import join
+from dovetail_optim.compressing.master import join
 from dovetail_train import Precision, Trainer
 
 pytestmark = pytest.mark.thorough
@@ -117,11 +117,12 @@ def test_the_rates_of_every_group_of_a_model_are_shown(family):
         ("**", optax.adamw(3e-4, weight_decay=0.2), "Adam"),
     ]
     jax.eval_shape(route(rules).init, params)
-    shown = {(r.pattern, r.learning_rate, r.weight_decay) for r in explain(rules, params).rows}
-    assert shown == {
+    rows = explain(rules, params).rows
+    assert {r.pattern: r.label for r in rows}["**"] == "Adam"
+    assert {(r.pattern, r.learning_rate, r.weight_decay) for r in rows} == {
         (MATRICES, "0 to 0.02 to 0 in 20 steps", "0.1"),
         ("**.scale", "constant_schedule", "0.01"),
-        ("**", "Adam", "-"),
+        ("**", "0.0003", "0.2"),
     }
 
 

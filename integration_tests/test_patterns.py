@@ -20,7 +20,7 @@ import dovetail_models as models
 import dovetail_optim as optim
 import dovetail_quant as quant
 import dovetail_train as train
-from dovetail_checkpoint.rules import only
+from dovetail_checkpoint.layout.rules import only
 from dovetail_stack.recipes import quantization
 
 PACKAGES = ("checkpoint", "models", "optim", "quant", "train")
@@ -256,29 +256,6 @@ def test_the_trainer_and_the_filter_take_the_names_of_parameters(model):
     assert {".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)} == names
     trainer = train.Trainer(optax.sgd(0.1), lambda model, batch, *, key: None, trainable=where)
     assert set(checkpoint.digest(trainer.init(model).params)) == names
-
-
-@pytest.mark.parametrize(
-    "regex, glob",
-    {
-        ".*": "**",
-        r".*\.mlp\..*": "**.mlp.**",
-        r"layers\.1\..*": "layers.1.**",
-        r"layers\.\d+\.attn\.(q|k)": "layers.#.attn.{q,k}",
-        r"layers\.[0-9]+\.mlp\..*": "layers.#.mlp.**",
-        "embed|lm_head": "{embed,lm_head}",
-        r"^lm_head$": "lm_head",
-        ".*norm.*": "**.*norm*.**",
-        r".*\.lora_.*": "**.lora_*.**",
-        "layers..q": "layers.q",
-        "embed.": "embed",
-    }.items(),
-)
-def test_a_regular_expression_is_answered_with_its_glob(regex, glob):
-    for module in MODULES:
-        with pytest.raises(ValueError, match=re.escape(f"got {regex!r}; write {glob!r}")):
-            module.Pattern(regex)
-        module.Pattern(glob)
 
 
 @pytest.mark.parametrize(

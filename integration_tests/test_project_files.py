@@ -8,12 +8,20 @@ import tomllib
 import pytest
 import yaml
 
+import copies
 import workspace
 
 pytestmark = pytest.mark.once
 
 ROOT = workspace.ROOT
 PROJECTS = sorted(f for p in ("", "native/") for f in ROOT.glob(f"packages/*/{p}pyproject.toml"))
+
+
+def test_the_copies_of_shared_files_are_equal():
+    for original, others in copies.copies(ROOT).items():
+        assert len(others) > 1, f"{original} is needed by one package at most"
+        for copy in others:
+            assert copy.read_bytes() == original.read_bytes(), "run python scripts/copies.py"
 
 
 def test_pre_commit_runs_the_tested_ruff_and_scripts_that_exist():
@@ -47,8 +55,16 @@ def test_packages_share_metadata_and_their_page_on_an_index_has_no_dead_link(fil
 def test_the_extras_of_the_meta_package_are_versioned_by_its_pins():
     meta = workspace.members()[workspace.META]
     pinned = {d.name for d in meta.dependencies if d.specifier.startswith("==")}
-    needs = [workspace.parse(need) for needs in meta.extras.values() for need in needs]
+    extras = {name: needs for name, needs in meta.extras.items() if name != "notebooks"}
+    needs = [workspace.parse(need) for needs in extras.values() for need in needs]
     assert [need.name for need in needs if need.specifier or need.name not in pinned] == []
+
+
+def test_what_opens_the_notebooks_is_in_the_tested_set():
+    needs = map(workspace.parse, workspace.members()[workspace.META].extras["notebooks"])
+    names = {need.name for need in needs}
+    assert {"ipykernel", "jupyterlab", "matplotlib"} <= names
+    assert all(names <= workspace.constraints(python).keys() for python in workspace.PYTHONS)
 
 
 def test_the_template_of_a_bug_lists_the_packages():

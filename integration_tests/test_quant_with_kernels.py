@@ -17,8 +17,8 @@ import dovetail_models as models
 from dovetail_kernels import explain, pack_weights, quantized_matmul
 from dovetail_quant import Spec, apply, load, plan, save
 from dovetail_quant import explain as explain_sites
-from dovetail_quant.codes import quantize
-from dovetail_quant.layout import pack_weights as packed_by_quant
+from dovetail_quant.codes.codes import quantize
+from dovetail_quant.codes.layout import pack_weights as packed_by_quant
 from dovetail_quant.matmul import installed
 from dovetail_quant.testing import check_matmul
 from dovetail_stack.recipes.products import KernelsProduct, native

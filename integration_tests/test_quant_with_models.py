@@ -17,10 +17,10 @@ import forced_devices
 import warm_start
 from dovetail_models import Experts, Groups, LatentAttention, Rope
 from dovetail_models.families import FAMILIES
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 from dovetail_quant import Spec, apply, calibrate, plan, qlora, sites
-from dovetail_quant.kernel import Kernel
-from dovetail_quant.modules import module_at
+from dovetail_quant.sites.kernel import Kernel
+from dovetail_quant.sites.modules import module_at
 
 SIZES = {"vocab_size": 29, "embed": 16, "depth": 1, "heads": 4, "mlp": 24}
 HEADS = {**SIZES, "kv_heads": 2, "head_dim": 8}

@@ -5,6 +5,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 import sysconfig
 from pathlib import Path
@@ -62,8 +63,13 @@ def test_the_report_and_the_output_show_the_result(finished):
     for name in JUDGED:
         assert f"{result[name]:.4g}" in page
         assert f"{result[name]:.3f}" in shown
-    for name in ("loss", "eval/loss", "tokens_per_s", "seconds by activity"):
+    for name in ("training loss", "evaluation loss", "tokens per second"):
         assert f"<figcaption>{name}</figcaption>" in page
+    order = ["Loss", "What the model learned: bits per byte", "Text that the model wrote"]
+    assert re.findall(r"<h2>(.*?)</h2>", page)[:3] == order
+    meant = f"it needs {result['bits_per_byte']:.3f} bits: 8 would be chance, and lower is better."
+    assert meant in page
+    assert "evaluation: bits" not in page  # one figure of this kind
     assert "http://" not in page
     assert "https://" not in page
 

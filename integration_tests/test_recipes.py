@@ -133,7 +133,7 @@ def test_runs_lists_it_with_its_source(unbroken, source, recipe, capsys):
 
 
 def _refused(capsys, *line):
-    assert _main(*line) == 1
+    assert _main(*line) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
     return error

@@ -6,6 +6,7 @@ import datetime
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,11 @@ def run(root: Path, *line: str) -> subprocess.CompletedProcess:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = [sys.executable, str(root / "scripts" / "release.py"), *line]
     environment = {**os.environ, "PATH": path}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def version(root: Path, folder: str) -> str:
-    return workspace.members(root)[folder].version
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(repository):
-    major, minor, _ = version(repository, "kernels").split(".")
+    major, minor, _ = workspace.members(repository)["kernels"].version.split(".")
     later = f"{major}.{int(minor) + 1}.0"
     changes = repository / "packages/kernels/changes"
     (changes / "2.feature.md").write_text("The first sentence.\nThe second one.\n")
@@ -46,21 +43,22 @@ def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(reposito
     assert git(repository, "log", "-1", "--format=%s") == f"Release dovetail-kernels {later}"
     assert git(repository, "describe", "--exact-match") == f"kernels-v{later}"
     assert git(repository, "status", "--porcelain") == ""
-    assert version(repository, "kernels") == later
+    assert workspace.members(repository)["kernels"].version == later
     native = repository / "packages/kernels/native/pyproject.toml"
     assert f'\nversion = "{later}"\n' in native.read_text()
+    for file in (native, repository / "packages/kernels/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        assert project["urls"] == {"Repository": "https://example.org/dovetail"}
     assert workspace.false_pins(repository) == []
     assert [f.name for f in changes.iterdir()] == [".gitkeep"]
     changelog = (repository / "packages/kernels/CHANGELOG.md").read_text()
     title, _, notes = changelog.partition("\n## ")[2].partition("\n")
     assert title.startswith(f"{later} (")
-    assert notes.strip() == (
-        "### Features\n\n- The first sentence. (#2)\n- The second one. (#2)\n\n"
-        "### Other changes\n\n- Shown too. (#3)"
-    )
+    features = "### Features\n\n- The first sentence. (#2)\n- The second one. (#2)\n\n"
+    assert notes.strip() == f"{features}### Other changes\n\n- Shown too. (#3)"
 
 
-def test_refuses_a_dirty_tree_then_no_fragment_then_false_pins(repository):
+def test_refuses_what_a_release_may_not_have(repository):
     def refused(word: str) -> None:
         done = run(repository, "data", "patch")
         assert done.returncode == 1
@@ -71,8 +69,17 @@ def test_refuses_a_dirty_tree_then_no_fragment_then_false_pins(repository):
     refused("must be clean")
     git(repository, "commit", "--quiet", "--all", "--message", "No news")
     refused("no fragment")
+    (repository / "README.md").write_text("| peer | tokens/s |\n|---|---|\n")
+    git(repository, "add", "README.md")
+    git(repository, "commit", "--quiet", "--message", "A table to fill")
+    refused("a column a cell; fill or delete\nREADME.md: | peer | tokens/s |")
+    root = repository / "pyproject.toml"
+    root.write_text(root.read_text().replace("https://example.org/dovetail", ""))
+    git(repository, "commit", "--quiet", "--all", "--message", "No address")
+    refused("(Project-URL), got [tool.dovetail] url='' in pyproject.toml; write the repository's")
+    git(repository, "reset", "--quiet", "--hard", "HEAD~2")
     project = repository / "packages/train/pyproject.toml"
-    now = version(repository, "train")
+    now = workspace.members(repository)["train"].version
     project.write_text(project.read_text().replace(f'version = "{now}"', 'version = "7.7.7"'))
     git(repository, "commit", "--quiet", "--all", "--message", "A false pin")
     refused(f"dovetail-train is 7.7.7, but stack pins =={now}")

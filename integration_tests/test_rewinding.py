@@ -52,7 +52,7 @@ def weights(out):
 
 @pytest.mark.thorough
 def test_a_run_goes_back_and_passes_over_the_batches_of_a_spike(finished, copy, capsys):
-    assert train(copy, "--leave-out", "14:16") == 1
+    assert train(copy, "--leave-out", "14:16") == 2
     refused = capsys.readouterr().err
     assert "the checkpoint of step 20: pass --rewind 14, or a smaller one" in refused
     assert weights(copy) == weights(finished)
@@ -87,7 +87,7 @@ def test_a_rewind_that_is_cut_off_is_completed_by_the_next_launch(
     with monkeypatch.context() as patched:
         patched.setattr(dovetail_checkpoint, "rewind", cut)
         assert train(copy, *asked) == 130
-    assert train(copy, "--rewind", 12) == 1  # another request must wait
+    assert train(copy, "--rewind", 12) == 2  # another request must wait
     assert train(copy, *(asked if moment == "before" else ())) == 0
     assert train(other, *asked) == 0
     assert weights(copy) == weights(other) != weights(finished)
@@ -95,6 +95,6 @@ def test_a_rewind_that_is_cut_off_is_completed_by_the_next_launch(
 
 
 def test_a_run_that_does_not_exist_has_nothing_to_leave_out(tmp_path, capsys):
-    assert train(tmp_path / "run", "--rewind", 3) == 1
+    assert train(tmp_path / "run", "--rewind", 3) == 2
     assert "must have steps to go back or to leave some out" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -21,11 +21,11 @@ from flax import nnx
 
 import dovetail_models as models
 from dovetail_kernels import attention, grouped_matmul
-from dovetail_models.shard import WEIGHTS
+from dovetail_models.placing.shard import WEIGHTS
 from dovetail_models.testing import logits
 from dovetail_quant import Spec, apply, plan
 from dovetail_serve import Tensor, export
-from dovetail_serve.folder import open_bundle
+from dovetail_serve.bundle.folder import open_bundle
 from dovetail_stack.recipes.products import KernelsProduct
 
 pytestmark = pytest.mark.thorough

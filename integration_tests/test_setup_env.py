@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import setup_env
+import workspace
 
 pytestmark = pytest.mark.once
 
@@ -26,16 +27,15 @@ def test_an_unfinished_one_and_a_changed_dependency_begin_anew(frame):
     (frame / ".venv").mkdir()
     (frame / ".venv" / setup_env.STAMP.name).touch()  # as a killed one leaves it
     assert [installs(), installs()] == [1, 0]
-    with (frame / "packages" / "data" / "pyproject.toml").open("a") as file:
-        file.write("# a new dependency\n")
+    file = frame / "packages" / "data" / "pyproject.toml"
+    file.write_text(file.read_text() + "# a new dependency\n")
     assert [installs(), installs()] == [1, 0]
 
 
 def test_a_fitting_python_is_found_and_somebody_elses_environment_is_left_alone(frame, tmp_path):
-    mine = frame / ".venv" / "my-work"
+    mine, folder = frame / ".venv" / "my-work", tmp_path / "bin"
     mine.parent.mkdir()
     mine.touch()
-    folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "dirname").symlink_to(shutil.which("dirname"))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -45,15 +45,44 @@ def test_a_fitting_python_is_found_and_somebody_elses_environment_is_left_alone(
         (folder / name).chmod(0o755)
 
     def refusal(**environment: str) -> str:
-        line = [str(frame / "scripts" / "setup")]
         path = {"PATH": str(folder), **environment}
-        done = subprocess.run(line, env=path, capture_output=True, text=True, check=False)
+        done = subprocess.run(frame / "scripts/setup", env=path, capture_output=True, text=True)
         assert done.returncode == 1
         return done.stderr
 
     assert f"{frame}/.venv exists without dovetail-setup" in refusal()
     assert list(mine.parent.iterdir()) == [mine]
     assert "needs Python 3.11 or later; python3 is version=3.8.18" in refusal(PYTHON="python3")
+    (folder / f"python{version}").unlink()
+    assert "needs Python 3.11 or later" in refusal()
+    own = frame / ".venv/bin/python"
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\necho "{sys.executable}"\n')
+    own.chmod(0o755)
+    assert f"{frame}/.venv exists without dovetail-setup" in refusal()  # by the Python of .venv
+
+
+def test_the_notebooks_open_with_the_kernel_of_the_environment(frame):
+    """The script installs the extra, then starts JupyterLab on the first notebook."""
+    bin = frame / ".venv/bin"
+    bin.mkdir(parents=True)
+    shown = 'echo "$(basename "$0") $@ $(command -v python) $JUPYTER_PREFER_ENV_PATH"'
+    for name in ("uv", "jupyter", "python"):
+        (bin / name).write_text(f"#!/bin/sh\n{shown}\n")
+        (bin / name).chmod(0o755)
+    path = {**os.environ, "PYTHONPATH": str(frame / "scripts"), "PYTHON": sys.executable}
+    now = "import sys, setup_env; print(setup_env.digest('%d.%d' % sys.version_info[:2]), end='')"
+    digest = subprocess.check_output([sys.executable, "-c", now], env=path)
+    (frame / ".venv" / setup_env.STAMP.name).write_bytes(digest)
+    line = [str(frame / "scripts/notebooks"), "--no-browser"]
+    installed, opened = subprocess.check_output(line, env=path, text=True).splitlines()
+    assert installed.startswith(f"uv pip install --python {bin}/python --constraint")
+    assert all(f" {name}>=" in installed for name in ("ipykernel", "jupyterlab", "matplotlib"))
+    first = workspace.ROOT / "examples/notebooks/language_model.ipynb"
+    assert first.is_file()
+    assert f"default_url=/lab/tree/{first.relative_to(workspace.ROOT)} " in opened
+    assert opened.startswith("jupyter lab ")
+    assert opened.endswith(f" --no-browser {bin}/python 1")
 
 
 def test_nothing_for_an_accelerator_is_installed():

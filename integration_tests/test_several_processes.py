@@ -110,7 +110,7 @@ def test_a_failure_of_process_0_ends_the_other_with_its_message(address, tmp_pat
     of_both = (*line, "--coordinator", address, "--processes", "2", "--global-batch", "4")
     processes = [_start(*of_both, "--process", i) for i in range(2)]
     (code, _, errors), (other_code, output, other_errors) = map(_ended, processes)
-    assert (code, other_code) == (1, 1), errors + other_errors
+    assert (code, other_code) == (2, 2), errors + other_errors
     assert "the text must be a directory, got" in errors
     assert "process 0 failed: the text must be a directory, got" in other_errors
     assert output == ""

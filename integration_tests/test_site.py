@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation names modules, classes, arguments, options and extras that exist."""
+"""The documentation names what exists; its first page, lines and defaults are for readers."""
 
 import ast
 import contextlib
@@ -19,10 +19,12 @@ import pytest
 import dovetail_stack.cli
 import voice
 import workspace
-from dovetail_train import _checks
+from dovetail_train.step import checks as _checks
 
 sys.path.append(str(workspace.ROOT / "docs"))
 
+import api
+import drawing
 import install
 
 pytestmark = pytest.mark.once
@@ -37,6 +39,8 @@ NAME = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\(([^`]*)\))?`")
 COMMAND = re.compile(r"`dovetail ([a-z]+(?: [a-z]+)?)((?: --[a-z-]+)*)`")
 OPTIONS = re.compile(r"`(--[a-z-]+(?: --[a-z-]+)*)`")
 COMMANDS = {"servers": "serve"}  # of the options that stand alone on a page, if not pretrain
+COLUMNS = 88  # of code that the widest page shows without scrolling
+_HIDDEN = 7
 PEERS = {"optax": "optax", "jax": "jax", "nnx": "flax.nnx"}
 
 
@@ -150,3 +154,58 @@ def test_commands_of_installation_name_extras_of_jax():
     named = set(re.findall(r"jax\[([\w-]+)\]", text))
     assert {"cuda12", "cuda13", "tpu", "rocm7-local"} <= named
     assert named <= set(importlib.metadata.metadata("jax").get_all("Provides-Extra"))
+
+
+def blocks(page):
+    """The kinds and texts of the fenced blocks of a page."""
+    return re.findall(r"^```(\S*)[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_code_fits_a_page():
+    code = [(page, text) for page in PAGES for kind, text in blocks(page) if kind != "text"]
+    assert [(page, x) for page, text in code for x in text.splitlines() if len(x) > COLUMNS] == []
+
+
+def test_the_first_page_and_the_readme_begin_with_commands_of_a_clone_and_run_one_program():
+    first, readme = (blocks(ROOT / name) for name in ("docs/index.md", "README.md"))
+    assert first[0] == ("sh", "scripts/quickstart\n")
+    assert "\n    scripts/quickstart\n" in (ROOT / "README.md").read_text().partition("##")[0]
+    assert dict(first)["{code-cell}"] == dict(readme)["python"]
+
+
+def test_the_sidebar_shows_groups():
+    entries = [
+        line
+        for kind, text in blocks(ROOT / "docs/index.md")
+        if kind == "{toctree}"
+        for line in text.splitlines()
+        if line and not line.startswith(":")
+    ]
+    assert 1 < len(entries) <= 15
+    assert all((ROOT / f"docs/{entry}.md").exists() for entry in entries)
+
+
+def test_the_drawing_is_that_of_the_packages():
+    assert drawing.FILE.read_text() == drawing.drawing(), "run python docs/drawing.py"
+    drawn = [name for row in drawing.ROWS if isinstance(row, dict) for name in row]
+    assert sorted(drawn) == sorted(member.folder for member in MEMBERS.values())
+
+
+def test_a_command_of_an_index_says_whether_the_packages_are_published():
+    command = re.compile(r"`pip install [^`]*dovetail-[^`]*`(?!<!-- figure: once-published -->)")
+    assert [(page, x) for page in PAGES for x in command.findall(page.read_text())] == []
+
+
+def test_a_private_default_is_shown_as_its_value():
+    class Written(str):
+        __repr__ = str.__str__
+
+    def function(first=_HIDDEN, *, second=_HIDDEN, third=COLUMNS, fourth=None):
+        raise NotImplementedError
+
+    parameters = inspect.signature(function).parameters.values()
+    names = map(Written, ("_HIDDEN", "_HIDDEN * 2", "COLUMNS", "None"))
+    named = [p.replace(default=name) for p, name in zip(parameters, names, strict=True)]
+    function.__signature__ = inspect.Signature(named)
+    api.with_values(None, function, False)
+    assert str(function.__signature__) == "(first=7, *, second=_HIDDEN * 2, third=88, fourth=None)"

@@ -18,11 +18,7 @@ import jax, jax.numpy as jnp
 def test_of_two_programs():
     x = jnp.arange(5.0)
     assert float(jax.jit(lambda x: (x * 2).sum())(x)) == 20.0
-
-def test_of_none():
-    pass
 """
-
 PLAIN = """
 import os, pytest, sys
 
@@ -33,75 +29,60 @@ def test_bytecode_is_kept():
 def test_of_texts():
     pass
 """
-
-
 OWN = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run(checkout, *options):
-    return checkout.run("-q", *options, **OWN)
-
-
 @pytest.fixture
-def budgeted(checkout):
-    """A suite whose budget is 1,000 CPU seconds."""
-    settings = checkout.root / "pyproject.toml"
-    before, _, after = settings.read_text().partition("[tool.dovetail.budgets]\n")
-    limits = "{ fast = 1000, warm = 1000, cold = 1000 }"
-    budget = f'[tool.dovetail.budgets]\n"packages/one/tests" = {limits}\n'
-    settings.write_text(before + budget + after[after.index("\n[") :])
-    checkout.write(SUITE)
-    return checkout
+def run(checkout):
+    """Runs a suite with a budget; returns the exit code and the output."""
+
+    def of(text, *options, budget_s=1000):
+        settings = checkout.root / "pyproject.toml"
+        before, _, after = settings.read_text().partition("[tool.dovetail.budgets]\n")
+        limits = f"{{ fast = {budget_s}, warm = {budget_s}, cold = {budget_s} }}"
+        after = f'"packages/one/tests" = {limits}\n' + after[after.index("\n[") :]
+        settings.write_text(f"{before}[tool.dovetail.budgets]\n{after}")
+        checkout.write(text)
+        done = checkout.run("-q", *options, **OWN)
+        return done.returncode, done.stdout + done.stderr
+
+    return of
 
 
-def test_a_run_counts_the_programs_of_each_test(budgeted):
-    done = run(budgeted, "--durations=1")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(run):
+    code, output = run(SUITE, budget_s=0.001)
+    assert code == 1
+    assert "budget: packages/one/tests took " in output
+    assert "took too much, these tests most: make them smaller" in output
     # The range and the sum.
-    assert re.search(r"CPU s +2 compiled  \S+test_it.py::test_of_two_programs$", done.stdout, re.M)
-    assert "compiled  packages/one/tests/test_it.py::test_of_none" not in done.stdout
-
-
-@pytest.fixture
-def plain(budgeted):
-    """The same with a suite that does not need JAX."""
-    budgeted.write(PLAIN)
-    return budgeted
-
-
-def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(plain):
-    settings = plain.root / "pyproject.toml"
-    settings.write_text(settings.read_text().replace("1000", "0.001"))
-    done = run(plain)
-    assert done.returncode == 1
-    assert "budget: packages/one/tests took " in done.stdout
-    assert "took too much, these tests most: make them smaller" in done.stdout
-    assert "compiled  packages/one/tests/test_it.py::test_of_texts" in done.stdout
-    assert run(plain, "-k", "texts").returncode == 0  # no budget for a part
-    marks = f"{workspace.USUAL_TESTS} and not once"  # as the second Python runs them
-    assert f'"{workspace.USUAL_TESTS}"' in settings.read_text()
-    assert run(plain, "-m", marks).returncode == 1
+    assert re.search(r"CPU s +2 compiled  \S+test_it.py::test_of_two_programs$", output, re.M)
 
 
 @pytest.mark.thorough
-def test_a_dear_test_of_the_fast_tier_needs_a_reason(plain):
-    loop = "    end = time.process_time() + 2\n    while time.process_time() < end: pass\n"
-    shared = (
-        f"@pytest.fixture(scope='module')\ndef shared():\n{loop}\ndef test_it(shared): pass\n\n"
-    )
-    text = f"import pytest, time\n\n{shared}def test_spin():\n{loop}"
-    plain.write(text)
-    module = plain.root / "scripts/suite_times.py"
-    module.write_text(module.read_text().replace("FAST_TEST_S = 1.5", "FAST_TEST_S = 0.1"))
-    assert run(plain).returncode == 0  # only the fast tier is for everybody
-    done = run(plain, "--tier", "fast")
-    assert done.returncode == 1
-    assert "test_it.py::test_spin took " in done.stdout
-    assert "say why in pytest.mark.costly('...')" in done.stdout
-    assert "test_it.py::test_it took " not in done.stdout  # that is its fixture
+def test_a_part_of_a_suite_has_no_budget_and_the_second_python_has(run):
+    code, output = run(PLAIN, "-k", "texts or kept", "--durations=1", budget_s=0.001)
+    assert (code, output.count("compiled  packages/one/tests/test_it.py::")) == (0, 1)
+    marks = f"{workspace.USUAL_TESTS} and not once"  # as the second Python runs them
+    assert f'"{workspace.USUAL_TESTS}"' in (workspace.ROOT / "pyproject.toml").read_text()
+    assert run(PLAIN, "-m", marks, budget_s=0.001)[0] == 1
+    assert run(PLAIN)[0] == 0
+
+
+@pytest.mark.thorough
+def test_a_dear_test_of_the_fast_tier_needs_a_reason(run, checkout):
+    loop = "    end = time.process_time() + 1\n    while time.process_time() < end: pass\n"
+    shared = f"@pytest.fixture(scope='module')\ndef shared():\n{loop}\n"
+    text = f"import pytest, time\n{shared}def test_it(shared): pass\n\ndef test_spin():\n{loop}"
+    module = checkout.root / "scripts/suite_times.py"
+    module.write_text(module.read_text().replace("FAST_TEST_S = 1.5", "FAST_TEST_S = 0.05"))
+    assert run(text)[0] == 0  # only the fast tier is for everybody
+    code, output = run(text, "--tier", "fast")
+    assert code == 1
+    assert "test_it.py::test_spin took " in output
+    assert "say why in pytest.mark.costly('...')" in output
+    assert "test_it.py::test_it took " not in output  # that is its fixture
     mark = "@pytest.mark.costly('it spins')\ndef test_spin"
-    plain.write(text.replace("def test_spin", mark))
-    assert run(plain, "--tier", "fast").returncode == 0
+    assert run(text.replace("def test_spin", mark), "--tier", "fast")[0] == 0
 
 
 @pytest.mark.parametrize(

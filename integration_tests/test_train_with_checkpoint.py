@@ -16,7 +16,8 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_checkpoint import Best, Retention, Store, checksums
+from dovetail_checkpoint import Best, Retention, Store
+from dovetail_checkpoint.proof import checksums
 from dovetail_train import Trainer
 
 INTEGRATION = Path(__file__).parent

@@ -32,7 +32,7 @@ GATED = str(Path(__file__).parent / "programs" / "gated.py")
 STEPS = 40
 TINY = (
     *("--pattern", "*.py", "--held-out", "0.2", "--vocab-size", "400", "--steps", str(STEPS)),
-    *("--embed", "32", "--depth", "2", "--heads", "2", "--kv-heads", "1", "--mlp", "64"),
+    *("--embed", "32", "--depth", "1", "--heads", "2", "--kv-heads", "1", "--mlp", "64"),
     *("--length", "64", "--global-batch", "8", "--save-every", "5"),
 )
 
@@ -306,8 +306,8 @@ def test_what_holds_no_text_is_skipped_and_changes_nothing(files, tmp_path):
 def test_other_settings_for_a_run_are_refused_and_named(unbroken):
     before, other = _weights(unbroken), ("--depth", "3", "--vocab-size", "500")
     code, output = _main("train", "pretrain", *other, "--out", unbroken)
-    assert code == 1
-    assert "--depth 3 (the run has 2)" in output
+    assert code == 2
+    assert "--depth 3 (the run has 1)" in output
     assert "--vocab-size 500 (the run has 400)" in output
     assert _weights(unbroken) == before
 
@@ -316,7 +316,7 @@ def test_a_finished_run_is_extended_by_steps_and_exported_again(unbroken, tmp_pa
     out, more = tmp_path / "run", STEPS + 3
     shutil.copytree(unbroken, out)
     code, output = _main("train", "--out", out, "--steps", STEPS - 1)
-    assert code == 1
+    assert code == 2
     assert f"at least the {STEPS} updates" in output
     assert f"got --steps {STEPS - 1}; pass --steps {STEPS} or more" in output
     assert json.loads((out / "run.json").read_text()) == json.loads(

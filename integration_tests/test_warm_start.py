@@ -38,21 +38,21 @@ ENDS = (
 
 def both(line, env) -> subprocess.CompletedProcess[str]:
     """The result of a program in a fork, and that of a process is the same."""
-    command, own = [sys.executable, *line], {"capture_output": True, "text": True, "check": False}
-    process, fork = subprocess.run(command, env=env, input="", **own), warm_start.run(line, env=env)
+    command, own = [sys.executable, *line], {"input": "", "capture_output": True, "text": True}
+    process, fork = subprocess.run(command, env=env, **own), warm_start.run(line, env=env)
     assert (fork.stdout, fork.returncode) == (process.stdout, process.returncode)
     # Above the last line, a traceback has frames of warm_start.py.
     assert fork.stderr.splitlines()[-1:] == process.stderr.splitlines()[-1:]
     return fork
 
 
-@pytest.mark.parametrize("line", [[*STRICT, WHOLE], ["-W", "error", "folder/program.py"]])
-def test_a_program_has_the_state_of_a_process(tmp_path, monkeypatch, line):
+def test_a_program_has_the_state_of_a_process(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/program.py").write_text(WHOLE)
     monkeypatch.chdir(tmp_path)
     env = {"OWN": "1", "PYTHONPATH": "one:/two", "PYTHONHASHSEED": "7"}
-    assert both([*line, "a", "-c"], env).stdout.endswith("thread\nat exit\n")
+    for line in ([*STRICT, WHOLE], ["-W", "error", "folder/program.py"]):
+        assert both([*line, "a", "-c"], env).stdout.endswith("thread\nat exit\n")
 
 
 @pytest.mark.parametrize("program", ENDS)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 
 import dovetail_models as models
 from dovetail_quant import Spec, apply, explain, plan
-from dovetail_quant.kernel import Kernel
+from dovetail_quant.sites.kernel import Kernel
 
 CONFIG = models.mixtral(
     vocab_size=48, embed=32, depth=1, heads=8, kv_heads=4, mlp=64, experts=4, top_k=2, head_dim=8

@@ -4,12 +4,16 @@
 
 import json
 import re
+import sys
 
 import pytest
 
 import accelerator_step
-import features
 import workspace
+
+sys.path.append(str(workspace.ROOT / "docs"))
+
+import capabilities
 
 pytestmark = pytest.mark.once
 
@@ -30,9 +34,11 @@ class TestDivision:
 
 
 def test_a_row_has_a_fast_test_and_the_gpu_of_a_whole_step(tmp_path):
-    rows = {}
-    for name, proof in features.declared(SUITE):
+    rows, steps = {}, {}
+    for name, proof in capabilities.declared(SUITE):
         rows.setdefault(("one", name), []).append(proof)
+        options = {"run": "a:b", "order": 1, "limit_s": 1.0, "proves": (name,)}
+        steps[f"one.{name}"] = accelerator_step.Step(name=name, **options)
     done = {"outcome": "done", "failed": 0}
     session = {"platform": "gpu", "device": "H100", "tiny": False}
     session["steps"] = {"one.adding": done, "one.dividing": done | {"failed": 2}}
@@ -40,11 +46,7 @@ def test_a_row_has_a_fast_test_and_the_gpu_of_a_whole_step(tmp_path):
     results.mkdir(parents=True)
     for name, other in (("a", {}), ("b", {"tiny": True, "device": "L4"})):
         (results / f"accelerator-{name}.json").write_text(json.dumps(session | other))
-    steps = {
-        f"one.{n}": accelerator_step.Step(name=n, run="a:b", order=1, limit_s=1.0, proves=(n,))
-        for n in ("adding", "dividing")
-    }
-    assert features.tables(rows, features.devices(tmp_path, steps)).splitlines()[5:] == [
+    assert capabilities.tables(rows, capabilities.devices(tmp_path, steps)).splitlines()[5:] == [
         "| of a file | `test_adds` |",
         "| adding | `test_adds`, lowered for CUDA, lowered for TPU, run on H100 |",
         "| dividing | `TestDivision` |",
@@ -53,9 +55,9 @@ def test_a_row_has_a_fast_test_and_the_gpu_of_a_whole_step(tmp_path):
 
 @pytest.mark.costly("it reads every test")
 def test_each_capability_of_the_repository_runs_on_a_cpu_and_each_step_proves_one():
-    rows, steps = features.proofs(), accelerator_step.catalog()
-    text = features.tables(rows, features.devices(workspace.ROOT, steps))
-    assert {package for package, _ in rows} == {*workspace.members(), features.TOGETHER}
+    rows, steps = capabilities.proofs(), accelerator_step.catalog()
+    text = capabilities.tables(rows, capabilities.devices(workspace.ROOT, steps))
+    assert {package for package, _ in rows} == {*workspace.members(), capabilities.TOGETHER}
     assert [key for key, proved in rows.items() if all("cpu" not in p[0] for p in proved)] == []
     assert {(s.split(".")[0], n) for s, step in steps.items() for n in step.proves} <= rows.keys()
     assert re.findall(r"\| *\|", text) == []

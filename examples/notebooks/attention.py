@@ -10,13 +10,16 @@
 # memory.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import functools
@@ -112,7 +115,9 @@ ours = functools.partial(attention, causal=True)
 PROGRAMS = {
     "dovetail": gradient(lambda q, k, v, s: ours(q, k, v)),
     "dovetail, 8 documents": gradient(lambda q, k, v, s: ours(q, k, v, segment_ids=s)),
-    "jax.nn": gradient(lambda q, k, v, s: jax.nn.dot_product_attention(q, k, v, is_causal=True)),
+    "jax.nn": gradient(
+        lambda q, k, v, s: jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    ),
 }
 LENGTHS = (512, 1024, 2048, 4096)
 
@@ -185,7 +190,9 @@ corpus = write(text(files), work / "code", encoder=Text(Bytes()))
 rows = pack(corpus, length=1024)
 reader = batches(rows, global_batch=1, seed=0)
 data = [next(reader) for _ in range(3)]
-config = llama(vocab_size=8192, embed=64, depth=2, heads=4, kv_heads=2, mlp=128, tie=True)
+config = llama(
+    vocab_size=8192, embed=64, depth=2, heads=4, kv_heads=2, mlp=128, tie=True
+)
 OPERATIONS = {
     "defaults": {},
     "attention": {"attention": attention},
@@ -200,7 +207,11 @@ def run(operations):
     trainer = Trainer(optax.adamw(1e-3), lm_loss(**operations))
     model = init(config, seed=0)
     program = trainer.program(model, data[0])
-    step = jax.jit(program.fn, donate_argnums=program.donate).lower(*program.args).compile()
+    step = (
+        jax.jit(program.fn, donate_argnums=program.donate)
+        .lower(*program.args)
+        .compile()
+    )
     state, losses = trainer.init(model), []
     for batch in data:
         state, metrics = step(state, batch)
@@ -211,7 +222,11 @@ def run(operations):
 
 results = {name: run(operations) for name, operations in OPERATIONS.items()}
 for name, (_, losses, temporary) in results.items():
-    print(f"{name:>24}: losses", *(f"{loss:.5f}" for loss in losses), f"in {temporary:.0f} MiB")
+    print(
+        f"{name:>24}: losses",
+        *(f"{loss:.5f}" for loss in losses),
+        f"in {temporary:.0f} MiB",
+    )
 
 # %%
 model, base, _ = results["defaults"]
@@ -219,7 +234,10 @@ figure, axis = plt.subplots(figsize=(7, 2.2))
 sizes = {name: temporary for name, (_, _, temporary) in results.items()}
 bars = axis.barh(list(sizes), list(sizes.values()), color=["C1", "C0", "C4"])
 axis.bar_label(bars, [f"{size:.0f} MiB" for size in sizes.values()], padding=4)
-axis.set(xlabel="temporary memory of a training step (MiB)", xlim=(0, 1.15 * max(sizes.values())))
+axis.set(
+    xlabel="temporary memory of a training step (MiB)",
+    xlim=(0, 1.15 * max(sizes.values())),
+)
 axis.invert_yaxis()
 plt.show()
 for _, losses, _ in results.values():
@@ -235,10 +253,15 @@ assert sizes["attention, cross-entropy"] < sizes["defaults"] / 4
 # %%
 head = jnp.asarray(model.embed.embedding[...]).T  # tied: [embed, vocabulary]
 packed_head = pack_weights(head, bits=8)
-print(f"head: {head.nbytes / 2**20:.1f} MiB, packed {packed_head.nbytes / 2**20:.1f} MiB")
+print(
+    f"head: {head.nbytes / 2**20:.1f} MiB, packed {packed_head.nbytes / 2**20:.1f} MiB"
+)
 hidden = jax.random.normal(jax.random.key(0), (3, config.embed))
 logits, exact = quantized_matmul(hidden, packed_head), hidden @ head
-print(f"largest difference: {jnp.abs(logits - exact).max():.4f} of {jnp.abs(exact).max():.2f}")
+print(
+    f"largest difference: {jnp.abs(logits - exact).max():.4f} "
+    f"of {jnp.abs(exact).max():.2f}"
+)
 tokens = sample(
     logits,
     keys=jax.random.split(jax.random.key(1), 3),

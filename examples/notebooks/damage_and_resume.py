@@ -9,13 +9,16 @@
 # run, bit for bit.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import json
@@ -68,7 +71,9 @@ from dovetail_train import Jsonl, Trainer, lm_loss
 
 name, steps = sys.argv[1], int(sys.argv[2])
 corpus = Corpus("corpus")
-config = llama(vocab_size=corpus.vocab_size, embed=32, depth=2, heads=2, mlp=64, tie=True)
+config = llama(
+    vocab_size=corpus.vocab_size, embed=32, depth=2, heads=2, mlp=64, tie=True
+)
 with Store(f"{name}/checkpoints", retention=Retention(latest=4)) as store:
     trainer = Trainer(optax.adamw(5e-3), lm_loss())
     result = trainer.fit(
@@ -90,7 +95,9 @@ np.save(f"{name}/weights.npy", np.concatenate([np.ravel(leaf) for leaf in leaves
 def start(name, steps):
     line = [sys.executable, "run.py", name, str(steps)]
     with (work / "log.txt").open("a") as log:
-        return subprocess.Popen(line, cwd=work, stdout=subprocess.PIPE, stderr=log, text=True)
+        return subprocess.Popen(
+            line, cwd=work, stdout=subprocess.PIPE, stderr=log, text=True
+        )
 
 
 def finish(run):
@@ -112,7 +119,9 @@ while len(store.steps()) < 4:
     time.sleep(0.05)
 run.send_signal(signal.SIGKILL)
 run.communicate()
-print("exit status", run.returncode, "with steps", [step.step for step in store.steps()])
+print(
+    "exit status", run.returncode, "with steps", [step.step for step in store.steps()]
+)
 
 # %% [markdown]
 # A commit is one rename, so every step that is there is whole. `verify` reads all of them and
@@ -130,7 +139,9 @@ print(verify(work / "broken/checkpoints"))
 # %%
 newest = store.steps()[-1].step
 step_folder = work / f"broken/checkpoints/{newest}"
-shape = {"embed": {"embedding": jax.ShapeDtypeStruct((corpus.vocab_size, 32), np.float32)}}
+shape = {
+    "embed": {"embedding": jax.ShapeDtypeStruct((corpus.vocab_size, 32), np.float32)}
+}
 embedding = load(step_folder, shape, item="params", rules=[only("embed.embedding")])
 weights = np.asarray(embedding["embed"]["embedding"])
 data_files = [path for path in step_folder.rglob("d/*") if path.is_file()]
@@ -154,7 +165,9 @@ print(verify(step_folder))
 steps = newest + 40
 print(finish(start("broken", steps)))
 finish(start("unbroken", steps))
-broken, unbroken = (np.load(work / name / "weights.npy") for name in ("broken", "unbroken"))
+broken, unbroken = (
+    np.load(work / name / "weights.npy") for name in ("broken", "unbroken")
+)
 assert broken.tobytes() == unbroken.tobytes()
 print(f"{broken.size} weights, {np.count_nonzero(broken != unbroken)} of them differ")
 
@@ -169,7 +182,9 @@ def launches(name):
     curves = {}
     for line in (work / name / "metrics.jsonl").read_text().splitlines():
         if line.endswith("}") and "loss" in (scalars := json.loads(line)):
-            curves.setdefault(scalars["generation"], []).append((scalars["step"], scalars["loss"]))
+            curves.setdefault(scalars["generation"], []).append(
+                (scalars["step"], scalars["loss"])
+            )
     return [np.array(curve).T for curve in curves.values()]
 
 
@@ -183,7 +198,9 @@ fig, ax = plt.subplots(figsize=(8, 4))
 ax.plot(*control, color="0.75", lw=7, label="never disturbed")
 ax.plot(*first[:, : len(control[0])], label="first launch")
 ax.plot(*second, "--", label="second launch, resumed")
-ax.axvline(first[0][-1], color="black", ls=":", label=f"killed after step {first[0][-1]:.0f}")
+ax.axvline(
+    first[0][-1], color="black", ls=":", label=f"killed after step {first[0][-1]:.0f}"
+)
 ax.axvline(newest, color="tab:red", ls="-.", label=f"step {newest}, one bit flipped")
 ax.set(xlabel="step", ylabel="loss (nats per byte)", title="Three processes, one curve")
 ax.set_xlim(0, max(steps, first[0][-1]) + 2)
@@ -202,7 +219,8 @@ shutil.copytree(work / f"broken/checkpoints/{steps}", copy)
 paths = sorted(p for p in copy.rglob("*") if p.is_file() and p.stat().st_size)
 sizes = np.array([p.stat().st_size for p in paths])
 ends = np.cumsum(sizes)
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # one traceback for each array not read
+# asyncio logs a traceback for each array that is not read.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 rng = np.random.default_rng(0)
 flips = []
 for position in rng.integers(0, ends[-1], 60):
@@ -228,8 +246,13 @@ for row, index in enumerate(shown):
     places = [flip[1] / 1e3 for flip in flips if flip[0] == index]
     ax.plot(places, [row] * len(places), "|", ms=13, mew=1.5, color="C0")
 names = [str(paths[i].relative_to(copy)) for i in shown]
-ax.set_yticks(range(len(shown)), [n if len(n) < 32 else f"{n[:10]}…{n[-12:]}" for n in names])
-ax.set(xlabel="offset in the file (kB)", title="Each stroke is a flipped bit that was found")
+ax.set_yticks(
+    range(len(shown)), [n if len(n) < 32 else f"{n[:10]}…{n[-12:]}" for n in names]
+)
+ax.set(
+    xlabel="offset in the file (kB)",
+    title="Each stroke is a flipped bit that was found",
+)
 ax.invert_yaxis()
 ax.grid(False)
 plt.show()

@@ -9,14 +9,16 @@
 # trainer keeps; then one model is looked at closely, and saved for transformers.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
-    import sklearn  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib scikit-learn
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib scikit-learn")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import json
@@ -57,11 +59,15 @@ pixels = (digits.images * 15).astype(np.uint8)
 lines = []
 for i, (image, label) in enumerate(zip(pixels, digits.target, strict=True)):
     PIL.Image.fromarray(image).save(work / f"{i}.png")
-    lines.append({"image": {"bytes": None, "path": str(work / f"{i}.png")}, "label": int(label)})
+    lines.append(
+        {"image": {"bytes": None, "path": str(work / f"{i}.png")}, "label": int(label)}
+    )
 cut = len(lines) * 3 // 4
 corpora = {}
 for name, some in {"train": lines[:cut], "test": lines[cut:]}.items():
-    (work / f"{name}.jsonl").write_text("\n".join(map(json.dumps, some)), encoding="utf-8")
+    (work / f"{name}.jsonl").write_text(
+        "\n".join(map(json.dumps, some)), encoding="utf-8"
+    )
     corpora[name] = write(jsonl(work / f"{name}.jsonl"), work / name, encoder=Image())
     print(f"{name}: {len(corpora[name])} images")
 
@@ -84,7 +90,9 @@ def moved(image, rng):
     angle, shift = np.deg2rad(rng.uniform(-10, 10)), rng.uniform(-1 / 3, 1 / 3, 2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     offset = 3.5 - turn @ (3.5 + shift)  # about the centre of the image
-    turned = ndimage.affine_transform(image[..., 0].astype(np.float32), turn, offset, order=1)
+    turned = ndimage.affine_transform(
+        image[..., 0].astype(np.float32), turn, offset, order=1
+    )
     return turned[..., None] / 240
 
 
@@ -99,7 +107,10 @@ for row, panel_row in enumerate(panels):
     panel_row[0].imshow(wanted[..., 0], cmap="gray_r", vmin=0, vmax=1)
     panel_row[0].set_title("original" if row == 0 else "", fontsize=9)
     for i, panel in enumerate(panel_row[1:]):
-        panel.imshow(moved(pixels[row][..., None], np.random.default_rng(i))[..., 0], cmap="gray_r")
+        panel.imshow(
+            moved(pixels[row][..., None], np.random.default_rng(i))[..., 0],
+            cmap="gray_r",
+        )
 for panel in panels.flat:
     panel.set(xticks=[], yticks=[])
 plt.show()
@@ -112,7 +123,9 @@ plt.show()
 
 # %%
 names = tuple(map(str, range(10)))
-config = vit(image_size=8, patch=2, channels=1, embed=48, depth=3, heads=4, mlp=96, labels=names)
+config = vit(
+    image_size=8, patch=2, channels=1, embed=48, depth=3, heads=4, mlp=96, labels=names
+)
 norms = ["norm", "layers.*.{attn_norm,mlp_norm}"]
 
 
@@ -123,7 +136,9 @@ def layer_norm():
 def batch_norm():
     rngs = nnx.Rngs(0)
     return replace(
-        layer_norm(), norms, lambda path, norm: nnx.BatchNorm(48, momentum=0.9, rngs=rngs)
+        layer_norm(),
+        norms,
+        lambda path, norm: nnx.BatchNorm(48, momentum=0.9, rngs=rngs),
     )
 
 
@@ -144,7 +159,10 @@ def classify(model, batch, *, key):
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
     right = (logits.argmax(-1) == batch["labels"]) * batch["mask"]
     count = batch["mask"].sum()
-    return {"nll": ((nll * batch["mask"]).sum(), count), "right": Metric(right.sum(), count)}
+    return {
+        "nll": ((nll * batch["mask"]).sum(), count),
+        "right": Metric(right.sum(), count),
+    }
 
 
 STEPS, BATCH = 240, 64
@@ -174,7 +192,9 @@ def run(name, model, data):
 runs = {
     "LayerNorm": run("LayerNorm", layer_norm(), rows["augmented"]),
     "BatchNorm": run("BatchNorm", batch_norm(), rows["augmented"]),
-    "LayerNorm, no augmentation": run("LayerNorm, no augmentation", layer_norm(), rows["plain"]),
+    "LayerNorm, no augmentation": run(
+        "LayerNorm, no augmentation", layer_norm(), rows["plain"]
+    ),
 }
 
 # %% [markdown]
@@ -196,7 +216,9 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
 for (name, (_, lines)), style in zip(runs.items(), ("C0-", "C1--", "C5:"), strict=True):
     steps = [x["step"] for x in lines]
     left.plot(steps, [x["eval/test/nll"] for x in lines], style, lw=2, label=name)
-    right.plot(steps, [100 * x["eval/test/right"] for x in lines], style, lw=2, label=name)
+    right.plot(
+        steps, [100 * x["eval/test/right"] for x in lines], style, lw=2, label=name
+    )
 right.axhline(100 * baseline, color="0.4", lw=1)
 right.text(26, 100 * baseline + 0.4, "logistic regression", color="0.3")
 left.set(xlabel="step", ylabel="test loss (nats per image)", yscale="log")
@@ -235,7 +257,9 @@ model.eval()
 truth = np.concatenate([batch["labels"] for batch in test])
 inputs = np.concatenate([batch["images"] for batch in test])
 shown = np.concatenate([batch["mask"] for batch in test]) > 0
-probabilities = np.asarray(jax.nn.softmax(jax.jit(lambda x: model(x))(jnp.asarray(inputs))))
+probabilities = np.asarray(
+    jax.nn.softmax(jax.jit(lambda x: model(x))(jnp.asarray(inputs)))
+)
 truth, inputs, probabilities = truth[shown], inputs[shown], probabilities[shown]
 answers = probabilities.argmax(-1)
 confusion = np.zeros((10, 10), int)
@@ -247,7 +271,15 @@ figure, axis = plt.subplots(figsize=(5, 4.2))
 axis.imshow(np.log1p(confusion), cmap="Blues")
 for (i, j), count in np.ndenumerate(confusion):
     if count:
-        axis.text(j, i, count, ha="center", va="center", color="w" if i == j else "k", fontsize=9)
+        axis.text(
+            j,
+            i,
+            count,
+            ha="center",
+            va="center",
+            color="w" if i == j else "k",
+            fontsize=9,
+        )
 axis.set(xlabel="answer", ylabel="true digit", xticks=range(10), yticks=range(10))
 plt.show()
 
@@ -260,7 +292,8 @@ for panel in panels:
 for panel, i in zip(panels, wrong, strict=False):
     panel.imshow(inputs[i, ..., 0], cmap="gray_r")
     panel.set_title(
-        f"{truth[i]} read as {answers[i]}\n{probabilities[i].max():.0%} sure", fontsize=9
+        f"{truth[i]} read as {answers[i]}\n{probabilities[i].max():.0%} sure",
+        fontsize=9,
     )
 plt.show()
 

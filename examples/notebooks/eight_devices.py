@@ -9,13 +9,16 @@
 # saved on one mesh continues on another. Then a step is planned for GPUs that are not there.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %% [markdown]
 # JAX reads these variables once, when it first looks for devices: run this cell in a fresh kernel.
@@ -60,7 +63,9 @@ jax.devices()
 # the result.
 
 # %%
-config = llama(vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True)
+config = llama(
+    vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True
+)
 meshes = {
     "one device": make_mesh(devices=jax.devices()[:1]),
     "fsdp=8": make_mesh(fsdp=8),
@@ -73,7 +78,9 @@ describe(models["fsdp=4, tensor=2"])
 # JAX itself draws where the parts of one array lie:
 
 # %%
-jax.debug.visualize_array_sharding(models["fsdp=4, tensor=2"].layers[0].mlp.up.kernel[...])
+jax.debug.visualize_array_sharding(
+    models["fsdp=4, tensor=2"].layers[0].mlp.up.kernel[...]
+)
 
 # %% [markdown]
 # The same for several arrays on both meshes. A colour is a device.
@@ -93,13 +100,34 @@ def draw(ax, array):
     rows, columns = array.shape
     for shard in array.addressable_shards:
         (top, bottom, _), (left, right, _) = (
-            part.indices(size) for part, size in zip(shard.index, array.shape, strict=True)
+            part.indices(size)
+            for part, size in zip(shard.index, array.shape, strict=True)
         )
-        box = (left / columns, top / rows), (right - left) / columns, (bottom - top) / rows
-        ax.add_patch(Rectangle(*box, color=colours[shard.device.id], ec="white", lw=1.5))
+        box = (
+            (left / columns, top / rows),
+            (right - left) / columns,
+            (bottom - top) / rows,
+        )
+        ax.add_patch(
+            Rectangle(*box, color=colours[shard.device.id], ec="white", lw=1.5)
+        )
         centre = box[0][0] + box[1] / 2, box[0][1] + box[2] / 2
-        ax.text(*centre, shard.device.id, ha="center", va="center", color="white", weight="bold")
-    ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], xlabel=f"{columns}", ylabel=f"{rows}")
+        ax.text(
+            *centre,
+            shard.device.id,
+            ha="center",
+            va="center",
+            color="white",
+            weight="bold",
+        )
+    ax.set(
+        xlim=(0, 1),
+        ylim=(1, 0),
+        xticks=[],
+        yticks=[],
+        xlabel=f"{columns}",
+        ylabel=f"{rows}",
+    )
 
 
 fig, axes = plt.subplots(2, 4, figsize=(9, 4.6))
@@ -185,7 +213,13 @@ plt.show()
 
 # %%
 large = llama(
-    vocab_size=128256, embed=4096, depth=32, heads=32, kv_heads=8, mlp=14336, rope_theta=5e5
+    vocab_size=128256,
+    embed=4096,
+    depth=32,
+    heads=32,
+    kv_heads=8,
+    mlp=14336,
+    rope_theta=5e5,
 )
 tokens = jax.ShapeDtypeStruct((16, 4096), np.int32)
 batch = {"tokens": tokens, "targets": tokens, "mask": tokens}

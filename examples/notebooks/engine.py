@@ -9,13 +9,16 @@
 # shows how requests shared steps and pages.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import argparse
@@ -50,7 +53,13 @@ cut = len(source) * 7 // 8
 (work / "training.txt").write_text(source[:cut], encoding="utf-8")
 corpus = write(text(work / "training.txt"), work / "corpus", encoder=Text(Bytes()))
 config = llama(
-    vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True, max_length=256
+    vocab_size=Bytes().vocab_size,
+    embed=64,
+    depth=2,
+    heads=4,
+    mlp=128,
+    tie=True,
+    max_length=256,
 )
 trainer = Trainer(optax.adam(3e-3), lm_loss())
 rows = batches(pack(corpus, length=64), global_batch=16, seed=0)
@@ -96,11 +105,15 @@ print(engine.fit)
 # its block ends the request.
 
 # %%
-(completion,) = engine.generate(["    def add_"], Sampling(max_tokens=40, temperature=0))
+(completion,) = engine.generate(
+    ["    def add_"], Sampling(max_tokens=40, temperature=0)
+)
 print(completion.text, completion.finish_reason, sep="\n--- ")
 
 # %%
-with engine.stream("class ", Sampling(max_tokens=60, temperature=0.7, seed=1, stop=":")) as stream:
+with engine.stream(
+    "class ", Sampling(max_tokens=60, temperature=0.7, seed=1, stop=":")
+) as stream:
     print(*(piece.text for piece in stream), sep="·")
 print(stream.completion.finish_reason, repr(stream.completion.stop))
 
@@ -127,7 +140,8 @@ for i in (3, 23):
     (alone,) = engine.generate(prompts[i : i + 1], options[i])
     np.testing.assert_array_equal(alone.tokens, completions[i].tokens)
     print(
-        f"the same {len(alone.tokens)} tokens; the cache had {alone.cached_tokens} of the prompt's"
+        f"the same {len(alone.tokens)} tokens; "
+        f"the cache had {alone.cached_tokens} of the prompt's"
     )
 
 # %% [markdown]
@@ -162,7 +176,9 @@ middle.set(ylabel="tokens", title="Tokens read by each step")
 middle.legend(loc="upper right")
 kinds = ("used", "cached", "free")
 bottom.stackplot(
-    range(len(held)), *([getattr(p, kind) for p in held] for kind in kinds), labels=list(kinds)
+    range(len(held)),
+    *([getattr(p, kind) for p in held] for kind in kinds),
+    labels=list(kinds),
 )
 bottom.set(ylabel="pages", xlabel="step", title="Pages")
 bottom.legend(loc="upper right")
@@ -208,18 +224,26 @@ for version in range(1, 6):
     engine.update_weights(nnx.state(trainer.model(state)), version=version)
     curve[version] = bits_per_byte()
 assert engine.stats().compiled == compiled
-(completion,) = engine.generate(["    def add_"], Sampling(max_tokens=40, temperature=0))
+(completion,) = engine.generate(
+    ["    def add_"], Sampling(max_tokens=40, temperature=0)
+)
 assert set(completion.versions) == {5}
 
 fig, axes = plt.subplots(figsize=(5, 2.8))
 axes.plot(list(curve), list(curve.values()), "o-")
-axes.set(xlabel="version of the weights", ylabel="bits per byte", title="Held-out text, by `score`")
+axes.set(
+    xlabel="version of the weights",
+    ylabel="bits per byte",
+    title="Held-out text, by `score`",
+)
 plt.show()
 assert curve[5] < curve[0]
 
 # %%
 stats = engine.stats()
-print(f"{stats.steps} steps, {stats.drawn_tokens} tokens drawn, {stats.read_tokens} read,")
+print(
+    f"{stats.steps} steps, {stats.drawn_tokens} tokens drawn, {stats.read_tokens} read,"
+)
 print(f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens from the cache,")
 print(f"{stats.preemptions} preemptions; finished: {dict(stats.finished)}")
 engine.close()

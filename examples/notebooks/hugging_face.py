@@ -9,13 +9,16 @@
 # another directory, which transformers opens with the same logits.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import argparse
@@ -75,7 +78,9 @@ tokenizer = train_bpe(contents, work / "bpe", vocab_size=384)
 
 
 def rows_of(name):
-    return pack(write(text(texts[name]), work / name, encoder=Text(tokenizer)), length=64)
+    return pack(
+        write(text(texts[name]), work / name, encoder=Text(tokenizer)), length=64
+    )
 
 
 def train(model, name, steps, **options):
@@ -88,7 +93,13 @@ def train(model, name, steps, **options):
 
 
 config = llama(
-    vocab_size=tokenizer.vocab_size, embed=64, depth=4, heads=4, kv_heads=2, head_dim=16, mlp=128
+    vocab_size=tokenizer.vocab_size,
+    embed=64,
+    depth=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    mlp=128,
 )
 save(train(init(config, seed=0), "argparse", 120, tx=optax.adamw(3e-3)), base)
 for file in (work / "bpe").iterdir():
@@ -107,7 +118,9 @@ print(str(explain(base))[:900])
 # %%
 mesh = AbstractMesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 config = abstract(base).config
-print(f"{flops(config, tokens=512, length=512) / 1e9:.3f} GFLOPs for a step on 512 tokens")
+print(
+    f"{flops(config, tokens=512, length=512) / 1e9:.3f} GFLOPs for a step on 512 tokens"
+)
 print(f"{kv_bytes(config, dtype=jnp.bfloat16)} bytes of cache per token")
 describe(abstract(base), mesh=mesh)
 
@@ -129,7 +142,9 @@ whole = model(tokens)
 count = len(ids)
 positions = jnp.arange(count)[None]
 kv = dense_kv(config, rows=1, length=count)
-x, kv = model.features(tokens[:, :8], positions=positions[:, :8], attention=attention, kv=kv)
+x, kv = model.features(
+    tokens[:, :8], positions=positions[:, :8], attention=attention, kv=kv
+)
 logits = [model.head(x)]
 for i in range(8, count):
     step = slice(i, i + 1)
@@ -173,7 +188,9 @@ assert not diff(lora.remove(adapted), model)  # the base did not move
 # %%
 lines = read_jsonl(work / "lora.jsonl")
 curves = {
-    name: np.array([(x["step"], x[f"eval/{name}"]) for x in lines if f"eval/{name}" in x]).T
+    name: np.array(
+        [(x["step"], x[f"eval/{name}"]) for x in lines if f"eval/{name}" in x]
+    ).T
     for name in texts
 }
 assert curves["json"][1][-1] < curves["json"][1][0]
@@ -192,7 +209,11 @@ left.set(xlabel="step", ylabel="loss (nats per token)", title="Adapters learn js
 left.legend()
 values = np.linalg.svd(kernel(merged) - kernel(model), compute_uv=False)
 right.semilogy(range(1, 17), np.maximum(values[:16], 1e-9), "o")
-right.set(xlabel="singular value", ylabel="size", title="The change of layers.0.attn.q has rank 4")
+right.set(
+    xlabel="singular value",
+    ylabel="size",
+    title="The change of layers.0.attn.q has rank 4",
+)
 fig.tight_layout()
 plt.show()
 
@@ -234,8 +255,12 @@ if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"
     transformers.logging.set_verbosity_error()
     theirs = transformers.LlamaForCausalLM.from_pretrained(work / "edited")
     with torch.no_grad():
-        expected = theirs(torch.tensor(np.array(tokens), dtype=torch.long)).logits.numpy()
-    np.testing.assert_allclose(edited(tokens), expected, atol=2e-5)  # float32 sums, other orders
+        expected = theirs(
+            torch.tensor(np.array(tokens), dtype=torch.long)
+        ).logits.numpy()
+    np.testing.assert_allclose(
+        edited(tokens), expected, atol=2e-5
+    )  # float32 sums, other orders
     print(f"largest difference: {np.abs(edited(tokens) - expected).max():.1e}")
 else:
     print("not compared: pip install transformers torch, then run this cell again")

@@ -10,13 +10,16 @@
 # and a checkpoint.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import bz2
@@ -53,18 +56,33 @@ plt.rcParams.update({"figure.dpi": 80, "figure.facecolor": "white", "axes.grid":
 folder = tempfile.TemporaryDirectory(prefix="dovetail-")
 work = Path(folder.name)
 library = Path(json.__file__).parent.parent
-packages = ("asyncio", "concurrent", "email", "http", "importlib", "json", "logging", "unittest")
-files = sorted(f for p in packages for f in library.glob(f"{p}/*.py") if f.stat().st_size)
+packages = (
+    "asyncio",
+    "concurrent",
+    "email",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+    "unittest",
+)
+files = sorted(
+    f for p in packages for f in library.glob(f"{p}/*.py") if f.stat().st_size
+)
 held_out, training = files[::10], [f for i, f in enumerate(files) if i % 10]
 
-tokenizer = train_bpe((f.read_text("utf-8") for f in training), work / "bpe", vocab_size=512)
+tokenizer = train_bpe(
+    (f.read_text("utf-8") for f in training), work / "bpe", vocab_size=512
+)
 corpora = {
     name: write(text(part), work / name, encoder=Text(tokenizer))
     for name, part in {"training": training, "held_out": held_out}.items()
 }
 rows = {name: pack(corpus, length=128, seed=0) for name, corpus in corpora.items()}
 for name, corpus in corpora.items():
-    size = f"{len(corpus)} files, {corpus.text_bytes / 1e3:.0f} kB, {corpus.tokens} tokens"
+    size = (
+        f"{len(corpus)} files, {corpus.text_bytes / 1e3:.0f} kB, {corpus.tokens} tokens"
+    )
     print(f"{name}: {size}; {len(rows[name])} rows, {rows[name].fill:.1%} full")
 
 # %% [markdown]
@@ -83,7 +101,13 @@ print(next(row for row in packed if row.count("  document ") > 1))
 
 # %%
 config = llama(
-    vocab_size=tokenizer.vocab_size, embed=96, depth=2, heads=4, kv_heads=2, mlp=256, tie=True
+    vocab_size=tokenizer.vocab_size,
+    embed=96,
+    depth=2,
+    heads=4,
+    kv_heads=2,
+    mlp=256,
+    tie=True,
 )
 model = init(config, seed=0)
 describe(model)
@@ -170,7 +194,9 @@ compressed = {
 others = {name: 8 * size / len(content) for name, size in compressed.items()}
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2))
-left.plot(list(losses), np.array(list(losses.values())) / np.log(2), lw=1, label="training")
+left.plot(
+    list(losses), np.array(list(losses.values())) / np.log(2), lw=1, label="training"
+)
 left.axvline(STOPPED, color="black", ls=":", label="stopped and resumed")
 left.set(xlabel="step", ylabel="bits per token", title="Loss", xlim=(0, STEPS))
 left.legend()
@@ -195,7 +221,9 @@ assert bits[STEPS] < bits[40]
 prompts = ["def __init__(self", "class ", "    if not "]
 sampling = Sampling(max_tokens=60, temperature=0.7, top_p=0.9, seed=0)
 with engine(trained, tokenizer=tokenizer, max_rows=4) as opened:
-    for prompt, completion in zip(prompts, opened.generate(prompts, sampling), strict=True):
+    for prompt, completion in zip(
+        prompts, opened.generate(prompts, sampling), strict=True
+    ):
         print(prompt + completion.text, end="\n\n---\n\n")
 
 # %% [markdown]

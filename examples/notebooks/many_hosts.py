@@ -9,13 +9,16 @@
 # picture shows each second of it. The hosts are processes of this machine.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import itertools
@@ -125,7 +128,12 @@ def train(ctx, work, name, step_s):
     with Store(work / name) as store, LocalTier(ctx, store, store_every=1000) as tier:
         Trainer(optax.adamw(1e-2), loss, mesh=ctx.mesh(data=-1)).fit(
             model,
-            batches(pack(corpus, length=64), global_batch=12, seed=0, shard=(ctx.rank, ctx.hosts)),
+            batches(
+                pack(corpus, length=64),
+                global_batch=12,
+                seed=0,
+                shard=(ctx.rank, ctx.hosts),
+            ),
             steps=STEPS,
             store=tier,
             save_every=4,
@@ -154,7 +162,13 @@ logger.handlers = [Keep()]
 logger.propagate = False
 logger.setLevel(logging.INFO)
 
-preload = ("optax", "flax.nnx", "dovetail_checkpoint", "dovetail_data", "dovetail_train")
+preload = (
+    "optax",
+    "flax.nnx",
+    "dovetail_checkpoint",
+    "dovetail_data",
+    "dovetail_train",
+)
 cluster = Cluster.local(hosts=3, preload=preload, logs="none")
 cluster.map(lambda: "ready")
 
@@ -173,7 +187,10 @@ def read(name):
 calm = cluster.run(train, work, "calm", 0.0)
 expected = {line["step"]: line["loss"] for line in read("calm")}
 assert list(expected) == list(range(STEPS))
-print(f"{calm.generations} generation, loss {expected[0]:.3f} to {expected[STEPS - 1]:.3f}")
+print(
+    f"{calm.generations} generation, "
+    f"loss {expected[0]:.3f} to {expected[STEPS - 1]:.3f}"
+)
 
 # %% [markdown]
 # ## The faults
@@ -192,7 +209,9 @@ faults = []
 
 
 def reached(step, generation):
-    while not any(x["step"] >= step and x["generation"] >= generation for x in read("faulty")):
+    while not any(
+        x["step"] >= step and x["generation"] >= generation for x in read("faulty")
+    ):
         if job.done():
             raise RuntimeError(f"the job ended before step {step}") from job.exception()
         time.sleep(0.02)
@@ -226,7 +245,9 @@ lines = read("faulty")
 for generation, group in itertools.groupby(lines, key=lambda line: line["generation"]):
     group = list(group)
     first, last = group[0]["step"], group[-1]["step"]
-    print(f"generation {generation}: {group[0]['hosts']} hosts, steps {first} to {last}")
+    print(
+        f"generation {generation}: {group[0]['hosts']} hosts, steps {first} to {last}"
+    )
 
 # %% [markdown]
 # The log has the reason of each start. The report on the hang has the Python stacks of all hosts;
@@ -248,7 +269,11 @@ for time_s, message in messages:
 # %%
 resized = next(line["generation"] for line in lines if line["hosts"] == 2)
 assert {line["step"] for line in lines} == set(range(STEPS))
-assert all(line["loss"] == expected[line["step"]] for line in lines if line["generation"] < resized)
+assert all(
+    line["loss"] == expected[line["step"]]
+    for line in lines
+    if line["generation"] < resized
+)
 off = max(abs(line["loss"] / expected[line["step"]] - 1) for line in lines)
 # Sums of float32 in another order, carried on for 20 steps.
 assert off < 1e-3
@@ -288,7 +313,14 @@ for generation, group in itertools.groupby(lines, key=lambda line: line["generat
     seconds = [line["time_s"] - begin for line in group]
     colour, marker = ("C0", "o") if hosts == 3 else ("C5", "s")
     label = f"{hosts} hosts" if generation in (0, resized) else None
-    top.plot(seconds, [line["loss"] for line in group], f"{marker}-", c=colour, ms=4, label=label)
+    top.plot(
+        seconds,
+        [line["loss"] for line in group],
+        f"{marker}-",
+        c=colour,
+        ms=4,
+        label=label,
+    )
     above = max(line["loss"] for line in group) + 0.15
     top.text(seconds[-1], above, f"generation {generation}", color=colour, ha="center")
 for time_s, label in faults:
@@ -296,7 +328,11 @@ for time_s, label in faults:
         ax.axvline(time_s - begin, color="black", ls=":")
     top.text(time_s - begin, 0.5, f" {label}", transform=top.get_xaxis_transform())
 for state, colour in colours.items():
-    spans = [(since - begin, until - since) for s, since, until in result.timeline if s == state]
+    spans = [
+        (since - begin, until - since)
+        for s, since, until in result.timeline
+        if s == state
+    ]
     strip.broken_barh(spans, (0, 1), color=colour, label=state)
 top.set(ylabel="loss (nats per byte)", title="A job on many hosts through four events")
 top.margins(y=0.1)
@@ -304,7 +340,9 @@ top.legend(loc="upper right")
 top.grid(True)
 strip.set(xlabel="seconds since the job began", ylabel="state", yticks=[], ylim=(0, 1))
 strip.set_xlim(0, wall_s)
-fig.legend(*strip.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
+fig.legend(
+    *strip.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours)
+)
 plt.show()
 folder.cleanup()
 

@@ -10,13 +10,16 @@
 # batch size.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import ast
@@ -101,7 +104,10 @@ questions = write(
     work / "questions",
     encoder=Chat(Bytes(), template=template),
 )
-print(f"{len(questions)} documents, {questions.tokens:,} tokens, {questions.dropped} dropped")
+print(
+    f"{len(questions)} documents, {questions.tokens:,} tokens, "
+    f"{questions.dropped} dropped"
+)
 
 # %% [markdown]
 # ## Rows without waste
@@ -121,10 +127,17 @@ colors = ListedColormap(plt.rcParams["axes.prop_cycle"].by_key()["color"])
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
 for panel, (name, rows) in zip(panels, layouts.items(), strict=True):
     segments = rows.batch(np.arange(24))["segment_ids"]
-    before = np.cumsum(segments.max(axis=1)) - segments.max(axis=1)  # documents in earlier rows
+    before = np.cumsum(segments.max(axis=1)) - segments.max(
+        axis=1
+    )  # documents in earlier rows
     documents = np.where(segments > 0, (segments + before[:, None]) % 10, np.nan)
-    panel.imshow(documents, cmap=colors, vmin=0, vmax=9, aspect="auto", interpolation="none")
-    panel.set(title=f"{name}: {len(rows):,} rows, {rows.fill:.1%} full", xlabel="slot (tokens)")
+    panel.imshow(
+        documents, cmap=colors, vmin=0, vmax=9, aspect="auto", interpolation="none"
+    )
+    panel.set(
+        title=f"{name}: {len(rows):,} rows, {rows.fill:.1%} full",
+        xlabel="slot (tokens)",
+    )
 panels[0].set_ylabel("row")
 plt.show()
 
@@ -140,7 +153,9 @@ STEPS, ROWS = 60, 8
 
 
 def mixture():
-    rows = {name: pack(Corpus(work / name), length=LENGTH) for name in ("code", "questions")}
+    rows = {
+        name: pack(Corpus(work / name), length=LENGTH) for name in ("code", "questions")
+    }
     later = Stage(start=320, weights={"code": 1, "questions": 1})
     return mix(rows, weights={"code": 7, "questions": 3}, stages=[later])
 
@@ -167,7 +182,9 @@ print(show(rows, [len(rows.sources["code"])]))
 
 # %%
 NAMES = sorted(rows.sources)
-config = llama(vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True)
+config = llama(
+    vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True
+)
 
 
 def run(name, *, stop=None):
@@ -207,9 +224,13 @@ print(f"largest difference of a loss in {STEPS} steps: {largest}")
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
 cut = stopped.step
 left.plot(unbroken, color="C0", label="uninterrupted run")
-left.plot(range(cut, STEPS), broken[cut:], "o", ms=3.5, color="C1", label="after the resume")
+left.plot(
+    range(cut, STEPS), broken[cut:], "o", ms=3.5, color="C1", label="after the resume"
+)
 left.axvline(cut - 0.5, color="0.5", ls="--", lw=1)
-left.set(xlabel="step", ylabel="loss (nats per learnt token)", title="stopped in mid-epoch")
+left.set(
+    xlabel="step", ylabel="loss (nats per learnt token)", title="stopped in mid-epoch"
+)
 for name, color in zip(NAMES, ("C0", "C5"), strict=True):
     losses = [line.get(f"loss/source/{name}", np.nan) for line in curves["unbroken"]]
     right.plot(losses, color=color, label=name)
@@ -226,20 +247,30 @@ plt.show()
 
 # %%
 reader = batches(mixture(), global_batch=ROWS, seed=0)
-drawn = np.stack([np.bincount(next(reader)["source"], minlength=2) for _ in range(STEPS)])
+drawn = np.stack(
+    [np.bincount(next(reader)["source"], minlength=2) for _ in range(STEPS)]
+)
 shares = np.where(np.arange(STEPS * ROWS)[:, None] < 320, [0.7, 0.3], [1 / 2, 1 / 2])
 plan = np.cumsum(shares, axis=0)[ROWS - 1 :: ROWS]
-assert {s.name: s.rows for s in planned.sources} == dict(zip(NAMES, drawn.sum(0), strict=True))
+assert {s.name: s.rows for s in planned.sources} == dict(
+    zip(NAMES, drawn.sum(0), strict=True)
+)
 assert np.abs(drawn.cumsum(0) - plan).max() < 1
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
 left.bar(range(STEPS), drawn[:, 0], width=1, color="C0", label=NAMES[0])
-left.bar(range(STEPS), drawn[:, 1], width=1, color="C5", bottom=drawn[:, 0], label=NAMES[1])
+left.bar(
+    range(STEPS), drawn[:, 1], width=1, color="C5", bottom=drawn[:, 0], label=NAMES[1]
+)
 left.axvline(320 / ROWS - 0.5, color="k", ls="--", lw=1)
-left.set(xlabel="step", ylabel="rows in the batch", title="the weights change at row 320")
+left.set(
+    xlabel="step", ylabel="rows in the batch", title="the weights change at row 320"
+)
 left.legend(loc="lower left", framealpha=1)
 for i, (name, color) in enumerate(zip(NAMES, ("C0", "C5"), strict=True)):
-    right.plot(drawn[:, i].cumsum(), color=color, lw=3, alpha=0.5, label=f"{name}: drawn")
+    right.plot(
+        drawn[:, i].cumsum(), color=color, lw=3, alpha=0.5, label=f"{name}: drawn"
+    )
     right.plot(plan[:, i], color="k", ls=":", lw=1.5, label="planned" if i else None)
 right.set(xlabel="step", ylabel="rows so far", title="drawn and planned")
 right.legend(frameon=False)
@@ -259,12 +290,16 @@ for _ in range(38):
 saved = json.dumps(one_host.get_state())
 expected = [next(one_host) for _ in range(3)]
 
-two_hosts = [batches(mixture(), global_batch=12, seed=0, shard=(i, 2)) for i in range(2)]
+two_hosts = [
+    batches(mixture(), global_batch=12, seed=0, shard=(i, 2)) for i in range(2)
+]
 for host in two_hosts:
     host.set_state(json.loads(saved))
 elsewhere = [next(host) for _ in range(2) for host in two_hosts]
 for field in expected[0]:
-    ours, theirs = (np.concatenate([batch[field] for batch in of]) for of in (expected, elsewhere))
+    ours, theirs = (
+        np.concatenate([batch[field] for batch in of]) for of in (expected, elsewhere)
+    )
     assert ours.shape[0] == 24
     assert np.array_equal(ours, theirs), field
 print("24 rows, equal in all fields:", ", ".join(expected[0]))

@@ -10,13 +10,16 @@
 # leaves no trace.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import json
@@ -68,8 +71,12 @@ rows = {
 }
 reader = batches(rows["held_out"], global_batch=32, seed=0)
 held_out = [next(reader) for _ in range(2)]
-config = llama(vocab_size=tokenizer.vocab_size, embed=64, depth=2, heads=4, mlp=192, tie=True)
-print(f"{size(config):,} parameters; {rows['train'].tokens:,} bytes of code to learn from")
+config = llama(
+    vocab_size=tokenizer.vocab_size, embed=64, depth=2, heads=4, mlp=192, tie=True
+)
+print(
+    f"{size(config):,} parameters; {rows['train'].tokens:,} bytes of code to learn from"
+)
 
 # %% [markdown]
 # ## One schedule
@@ -154,8 +161,14 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
 for name, (bits, losses) in runs.items():
     smooth = np.convolve(losses, np.ones(8) / 8, mode="valid")  # means of eight steps
     left.plot(np.arange(len(smooth)) + 4, smooth, STYLES[name], lw=1.8, label=name)
-    right.plot(bits.keys(), bits.values(), STYLES[name], marker="o", ms=4, lw=1.8, label=name)
-left.set(xlabel="step", ylabel="training loss (bits per byte)", title="training, mean of 8 steps")
+    right.plot(
+        bits.keys(), bits.values(), STYLES[name], marker="o", ms=4, lw=1.8, label=name
+    )
+left.set(
+    xlabel="step",
+    ylabel="training loss (bits per byte)",
+    title="training, mean of 8 steps",
+)
 right.set(xlabel="step", ylabel="bits per byte", title="held-out files")
 left.legend(frameon=False)
 for axis in (left, right):
@@ -177,7 +190,9 @@ kib = {name: report.state_bytes / 2**10 for name, report in reports.items()}
 weights = reports["AdamW"].parameter_bytes / 2**10
 figure, axis = plt.subplots(figsize=(7, 2.8))
 bars = axis.barh(list(kib), list(kib.values()), color=["C0", "C1", "C4", "C5", "C6"])
-shares = [f"{size:.0f} KiB, {size / weights:.2f} of the weights" for size in kib.values()]
+shares = [
+    f"{size:.0f} KiB, {size / weights:.2f} of the weights" for size in kib.values()
+]
 axis.bar_label(bars, shares, padding=4, bbox={"color": "white", "pad": 0.5})
 axis.axvline(weights, color="k", ls=":", label="the weights themselves (float32)")
 axis.set(xlabel="optimizer state (KiB)", xlim=(0, 1.7 * max(kib.values())))
@@ -210,7 +225,11 @@ def step(params, state, batch):
     return params, state, loss, info
 
 
-state, reader, losses = one_step.init(params), batches(rows["train"], global_batch=8, seed=0), []
+state, reader, losses = (
+    one_step.init(params),
+    batches(rows["train"], global_batch=8, seed=0),
+    [],
+)
 for number in range(24):
     batch = next(reader)
     if number == 12:

@@ -9,13 +9,16 @@
 # losses are compared after every change.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import ast
@@ -56,7 +59,9 @@ LENGTH, ROWS, STEPS, WIDTH = 128, 16, 60, 64
 
 def docstrings(file):
     for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (doc := ast.get_docstring(node)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+            doc := ast.get_docstring(node)
+        ):
             yield doc
 
 
@@ -71,7 +76,10 @@ def padded(document):
     ids[: len(data)] = data
     mask = (np.arange(LENGTH) < len(data) - 1).astype(np.float32)
     row = {"tokens": ids[:-1], "targets": ids[1:], "mask": mask}
-    return row | {"segment_ids": np.ones(LENGTH, np.int32), "positions": np.arange(LENGTH)}
+    return row | {
+        "segment_ids": np.ones(LENGTH, np.int32),
+        "positions": np.arange(LENGTH),
+    }
 
 
 def shuffled(rows):
@@ -80,7 +88,10 @@ def shuffled(rows):
 
 train_documents = [d for i, d in enumerate(documents) if i % 10]
 dataset = grain.MapDataset.source(train_documents).map(padded)
-print(f"{len(documents)} docstrings; {np.mean([row['mask'].mean() for row in dataset]):.0%} full")
+print(
+    f"{len(documents)} docstrings; "
+    f"{np.mean([row['mask'].mean() for row in dataset]):.0%} full"
+)
 
 
 # %% [markdown]
@@ -93,7 +104,9 @@ class Model(nnx.Module):
     def __init__(self, *, rngs):
         self.embed = nnx.Embed(tokenizer.vocab_size, WIDTH, rngs=rngs)
         self.place = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
-        self.norm1, self.norm2, self.norm3 = (nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(3))
+        self.norm1, self.norm2, self.norm3 = (
+            nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(3)
+        )
         self.qkv, self.out = (nnx.Linear(WIDTH, n * WIDTH, rngs=rngs) for n in (3, 1))
         self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
         self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
@@ -101,7 +114,10 @@ class Model(nnx.Module):
     def __call__(self, batch):
         x = self.embed(batch["tokens"]) + self.place(batch["positions"])
         heads = self.qkv(self.norm1(x)).reshape(*x.shape[:2], 3, 4, WIDTH // 4)
-        same = batch["segment_ids"][:, None, :, None] == batch["segment_ids"][:, None, None, :]
+        same = (
+            batch["segment_ids"][:, None, :, None]
+            == batch["segment_ids"][:, None, None, :]
+        )
         q, k, v = (heads[:, :, i] for i in range(3))
         seen = jax.nn.dot_product_attention(q, k, v, mask=same, is_causal=True)
         x = x + self.out(seen.reshape(x.shape))
@@ -208,17 +224,28 @@ def loss_without_logits(model, batch):
 
 
 _, _, curves["+ loss without logits"] = train(shuffled(rows), tx, loss_without_logits)
-muon_curve, same_curve = (np.array(list(c.values())) for c in list(curves.values())[-2:])
-print(f"largest difference of the two curves: {np.abs(muon_curve - same_curve).max():.4f} bits")
-assert np.abs(muon_curve - same_curve).max() < 0.05  # rounding of float32, over 60 steps
+muon_curve, same_curve = (
+    np.array(list(c.values())) for c in list(curves.values())[-2:]
+)
+print(
+    f"largest difference of the two curves: "
+    f"{np.abs(muon_curve - same_curve).max():.4f} bits"
+)
+assert (
+    np.abs(muon_curve - same_curve).max() < 0.05
+)  # rounding of float32, over 60 steps
 assert curves["+ packed rows"][STEPS] < curves["your loop"][STEPS]
 assert curves["+ Muon"][STEPS] < curves["+ packed rows"][STEPS]
 
 # %%
 figure, axis = plt.subplots(figsize=(8, 3.8))
-for (name, curve), style in zip(curves.items(), ("k-o", "C0-s", "C1-^", "C5:v"), strict=True):
+for (name, curve), style in zip(
+    curves.items(), ("k-o", "C0-s", "C1-^", "C5:v"), strict=True
+):
     axis.plot(curve.keys(), curve.values(), style, ms=4, lw=1.8, label=name)
-axis.set(xlabel="step", ylabel="held-out loss (bits per byte)", title="one piece at a time")
+axis.set(
+    xlabel="step", ylabel="held-out loss (bits per byte)", title="one piece at a time"
+)
 axis.legend(frameon=False)
 axis.grid(alpha=0.3)
 plt.show()
@@ -233,7 +260,10 @@ plt.show()
 state = {"model": nnx.state(model), "optimizer": nnx.state(optimizer)}
 with ocp.CheckpointManager(work / "orbax") as manager:
     manager.save(
-        STEPS, args=ocp.args.Composite(**{k: ocp.args.StandardSave(v) for k, v in state.items()})
+        STEPS,
+        args=ocp.args.Composite(
+            **{k: ocp.args.StandardSave(v) for k, v in state.items()}
+        ),
     )
 
 data = batches(rows, global_batch=ROWS, seed=0)
@@ -293,7 +323,10 @@ def fit(accumulate):
 (whole, loss), (split, split_loss) = fit(1), fit(4)
 difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), whole, split)
 largest = max(jax.tree.leaves(difference))
-print(f"loss {loss:.4f} and {split_loss:.4f}; largest difference of a parameter {largest:.1e}")
+print(
+    f"loss {loss:.4f} and {split_loss:.4f}; "
+    f"largest difference of a parameter {largest:.1e}"
+)
 assert abs(loss - split_loss) < 1e-2
 assert largest < 1e-2  # 20 steps of float32 rounding, under Muon
 

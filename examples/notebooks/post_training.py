@@ -9,13 +9,16 @@
 # held-out questions. It tells what the preferences improved, and what they did not.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import argparse
@@ -66,7 +69,13 @@ work = Path(folder.name)
 tokenizer = Bytes()
 source = write(text(argparse.__file__), work / "source", encoder=Text(tokenizer))
 config = llama(
-    vocab_size=tokenizer.vocab_size, embed=96, depth=2, heads=4, mlp=192, tie=True, max_length=64
+    vocab_size=tokenizer.vocab_size,
+    embed=96,
+    depth=2,
+    heads=4,
+    mlp=192,
+    tie=True,
+    max_length=64,
 )
 
 
@@ -109,7 +118,11 @@ held_out, training = sums[:20], sums[20:]
 def conversation(a, b):
     answer = rng.choice(list(FORMATS), p=list(FORMATS.values())).format(a + b)
     turns = {"user": rng.choice(WORDINGS).format(a, b), "assistant": answer}
-    return {"messages": [{"role": role, "content": content} for role, content in turns.items()]}
+    return {
+        "messages": [
+            {"role": role, "content": content} for role, content in turns.items()
+        ]
+    }
 
 
 def to_file(name, records):
@@ -118,13 +131,16 @@ def to_file(name, records):
 
 
 template = Template(
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}\nA: "
-    "{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}"
-    "{% endfor %}",
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}Q: {{ m.content }}\nA: "
+    "{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+    "{% endif %}{% endfor %}",
     bos="<|bos|>",
     eos="<|eos|>",
 )
-conversations = to_file("chats.jsonl", (conversation(*s) for _ in range(24) for s in training))
+conversations = to_file(
+    "chats.jsonl", (conversation(*s) for _ in range(24) for s in training)
+)
 chats = write(conversations, work / "chats", encoder=Chat(tokenizer, template=template))
 rows = pack(chats, length=128)
 
@@ -133,7 +149,9 @@ rows = pack(chats, length=128)
 # it: which tokens carry loss (here between brackets), how full the rows are, and what may be cut.
 
 # %%
-print(explain(next(batches(rows, global_batch=12, seed=0)), tokenizer=tokenizer, rows=1))
+print(
+    explain(next(batches(rows, global_batch=12, seed=0)), tokenizer=tokenizer, rows=1)
+)
 
 # %% [markdown]
 # ## Supervised fine-tuning
@@ -158,7 +176,9 @@ engine = Engine(
     kv_bytes=8_000_000,
 )
 PATTERN = re.compile(r"ANSWER: \d+")
-questions = [(w.format(*s), sum(s)) for s in held_out for w in WORDINGS for _ in range(4)]
+questions = [
+    (w.format(*s), sum(s)) for s in held_out for w in WORDINGS for _ in range(4)
+]
 scores = {}
 
 
@@ -179,10 +199,15 @@ def is_right(answer, total):
 def evaluate(stage):
     texts = answers([question for question, _ in questions], seed=0)
     matched = np.array([PATTERN.fullmatch(t) is not None for t in texts])
-    right = np.array([is_right(t, total) for t, (_, total) in zip(texts, questions, strict=True)])
+    right = np.array(
+        [is_right(t, total) for t, (_, total) in zip(texts, questions, strict=True)]
+    )
     scores[stage] = {"format": matched.mean(), "right sum": right.mean()}
     scores[stage]["both"] = (matched & right).mean()
-    print(f"{stage}: {', '.join(f'{name} {share:.0%}' for name, share in scores[stage].items())}")
+    print(
+        f"{stage}: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in scores[stage].items())
+    )
     for (question, _), answer in list(zip(questions, texts, strict=True))[::60]:
         print(f"  {question:18} {answer!r}")
 
@@ -202,20 +227,31 @@ evaluate("SFT")
 
 # %%
 asked = [(w.format(*s), sum(s)) for s in training for w in WORDINGS]
-drawn = np.array(answers([q for q, _ in asked for _ in range(4)], seed=1000)).reshape(-1, 4)
+drawn = np.array(answers([q for q, _ in asked for _ in range(4)], seed=1000)).reshape(
+    -1, 4
+)
 records, right = [], []
 for (question, total), texts in zip(asked, drawn.tolist(), strict=True):
     good = [t for t in texts if PATTERN.fullmatch(t)]
     bad = [t for t in texts if not PATTERN.fullmatch(t)]
     for chosen, rejected in zip(good, bad, strict=False):
-        records.append({"prompt": prompt(question), "chosen": chosen, "rejected": rejected})
+        records.append(
+            {"prompt": prompt(question), "chosen": chosen, "rejected": rejected}
+        )
         right.append([is_right(chosen, total), is_right(rejected, total)])
 shares = np.mean(right, axis=0)
-print(f"{len(records)} pairs; right sums: {shares[0]:.0%} of chosen, {shares[1]:.0%} of rejected")
+print(
+    f"{len(records)} pairs; right sums: {shares[0]:.0%} of chosen, "
+    f"{shares[1]:.0%} of rejected"
+)
 
-compared = write(to_file("pairs.jsonl", records), work / "pairs", encoder=Preference(tokenizer))
+compared = write(
+    to_file("pairs.jsonl", records), work / "pairs", encoder=Preference(tokenizer)
+)
 paired = pairs(compared, length=48)
-print(explain(next(batches(paired, global_batch=32, seed=0)), tokenizer=tokenizer, rows=2))
+print(
+    explain(next(batches(paired, global_batch=32, seed=0)), tokenizer=tokenizer, rows=2)
+)
 
 # %% [markdown]
 # ## Direct preference optimization
@@ -237,9 +273,15 @@ def prefer(stage, kind, version):
     with Bar(steps=STEPS) as bar:
         data = batches(paired, global_batch=32, seed=0)
         sinks = [Jsonl(work / f"{stage}.jsonl"), bar]
-        result = trainer.fit(Twin(tuned, nnx.clone(tuned)), data, steps=STEPS, sinks=sinks)
-    curves[stage] = [line for line in read_jsonl(work / f"{stage}.jsonl") if "loss" in line]
-    engine.update_weights(nnx.state(trainer.model(result.state).trained), version=version)
+        result = trainer.fit(
+            Twin(tuned, nnx.clone(tuned)), data, steps=STEPS, sinks=sinks
+        )
+    curves[stage] = [
+        line for line in read_jsonl(work / f"{stage}.jsonl") if "loss" in line
+    ]
+    engine.update_weights(
+        nnx.state(trainer.model(result.state).trained), version=version
+    )
     evaluate(stage)
 
 

@@ -9,13 +9,16 @@
 # saved, loaded and asked to write.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import argparse
@@ -56,7 +59,9 @@ for name, part in {"training": source[:cut], "held_out": source[cut:]}.items():
     corpus = write(text(work / f"{name}.txt"), work / name, encoder=Text(Bytes()))
     rows[name] = pack(corpus, length=64)
 
-config = llama(vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True)
+config = llama(
+    vocab_size=Bytes().vocab_size, embed=64, depth=2, heads=4, mlp=128, tie=True
+)
 trainer = Trainer(optax.adam(3e-3), lm_loss())
 with Bar(steps=200) as bar:
     data = batches(rows["training"], global_batch=16, seed=0)
@@ -119,11 +124,15 @@ reports["search"] = quant.report(model, chosen, unseen)
 # %%
 fig, ax = plt.subplots(figsize=(8, 4.4))
 for marker, (name, r) in zip("os^vP", reports.items(), strict=True):
-    ax.plot(r.bytes_after / 1e3, r.kl, marker, ms=11 if name == "search" else 9, label=name)
+    ax.plot(
+        r.bytes_after / 1e3, r.kl, marker, ms=11 if name == "search" else 9, label=name
+    )
 curve = np.array([(size / 1e3, kl) for size, kl in best.curve(40) if kl > 0]).T
 ax.plot(*curve, color="0.5", lw=1.2, zorder=0, label="predicted by search")
 ax.axvline(limit / 1e3, color="black", ls=":", label="limit given to search")
-ax.set(xlabel="parameters (kB)", ylabel="divergence (nats per byte of text)", yscale="log")
+ax.set(
+    xlabel="parameters (kB)", ylabel="divergence (nats per byte of text)", yscale="log"
+)
 ax.set(title=f"What a byte buys; float32 has {report.bytes_before / 1e3:.0f} kB")
 ax.set_xlim(0.9 * min(r.bytes_after for r in reports.values()) / 1e3, 150)
 ax.legend(fontsize=9)
@@ -150,10 +159,15 @@ loaded = quant.load(work / "quantized", abstract(config))
 tokens = seen[0]["tokens"]
 np.testing.assert_array_equal(loaded(tokens), chosen(tokens))
 on_disk = sum(f.stat().st_size for f in (work / "quantized").rglob("*") if f.is_file())
-print(f"{on_disk / 1e3:.0f} kB on disk, {reports['search'].bytes_before / 1e3:.0f} kB in float32")
+print(
+    f"{on_disk / 1e3:.0f} kB on disk, "
+    f"{reports['search'].bytes_before / 1e3:.0f} kB in float32"
+)
 for name, decoder in {"float32": model, "quantized": loaded}.items():
     with engine(decoder, tokenizer=Bytes(), max_rows=1) as opened:
-        (completion,) = opened.generate(["    def add_"], Sampling(max_tokens=60, temperature=0))
+        (completion,) = opened.generate(
+            ["    def add_"], Sampling(max_tokens=60, temperature=0)
+        )
     print(f"--- {name}\n    def add_{completion.text}")
 
 # %% [markdown]

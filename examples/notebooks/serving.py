@@ -9,14 +9,16 @@
 # answers.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
-    import sklearn  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib scikit-learn
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib scikit-learn")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import atexit
@@ -85,7 +87,9 @@ def loss(model, batch, *, key):
 
 
 rows = [{"image": images[i], "label": labels[i]} for i in range(cut)]
-data = grain.MapDataset.source(rows).seed(0).shuffle().repeat().batch(32).to_iter_dataset()
+data = (
+    grain.MapDataset.source(rows).seed(0).shuffle().repeat().batch(32).to_iter_dataset()
+)
 with Store(work / "digits") as store:
     trainer = Trainer(optax.adamw(1e-3), loss)
     model = nnx.jit(lambda: Classifier(nnx.Rngs(0)))()
@@ -113,7 +117,9 @@ def servable(model):
 
 outline = nnx.eval_shape(lambda: Classifier(nnx.Rngs(0)))
 paths = {version: work / "repository/digits" / version for version in ("1", "2")}
-steps = {version: work / "digits" / step for version, step in (("1", "20"), ("2", "120"))}
+steps = {
+    version: work / "digits" / step for version, step in (("1", "20"), ("2", "120"))
+}
 for version, path in paths.items():
     bundle_run(
         work / "digits",
@@ -127,11 +133,15 @@ for version, path in paths.items():
 
 def command(*words):
     line = [sys.executable, "-m", "dovetail_serve", *map(str, words)]
-    return subprocess.run(line, cwd=work, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        line, cwd=work, capture_output=True, text=True, check=True
+    ).stdout
 
 
 lines = command("inspect", "repository/digits/1").splitlines()
-print("\n".join(x for x in lines if x.split()[0] not in ("created", "producer")))  # here they vary
+print(
+    "\n".join(x for x in lines if x.split()[0] not in ("created", "producer"))
+)  # here they vary
 
 # %% [markdown]
 # A bundle is loaded without the class of the model. It answers for any number of rows.
@@ -140,8 +150,13 @@ print("\n".join(x for x in lines if x.split()[0] not in ("created", "producer"))
 expected = {}
 for version, path in paths.items():
     expected[version] = load(path)(image=test_images)["logits"]
-right = {key: (logits.argmax(-1) == test_labels).mean() for key, logits in expected.items()}
-print(f"test images read right: {right['1']:.1%} by version 1, {right['2']:.1%} by version 2")
+right = {
+    key: (logits.argmax(-1) == test_labels).mean() for key, logits in expected.items()
+}
+print(
+    f"test images read right: {right['1']:.1%} by version 1, "
+    f"{right['2']:.1%} by version 2"
+)
 assert right["1"] < right["2"]
 np.testing.assert_allclose(
     expected["2"],
@@ -158,7 +173,9 @@ np.testing.assert_allclose(
 
 # %%
 damaged = work / "damaged"
-shutil.copytree(paths["2"], damaged, copy_function=shutil.copyfile)  # without read-only modes
+shutil.copytree(
+    paths["2"], damaged, copy_function=shutil.copyfile
+)  # without read-only modes
 file = damaged / "weights.safetensors"
 content = bytearray(file.read_bytes())
 content[len(content) // 2] ^= 0b0000_0001
@@ -178,12 +195,22 @@ print(str(refusal).replace(str(work), "."))
 # one, and the log tells it. Readiness answers 200 once every version is verified and warm.
 
 # %%
-line = [sys.executable, "-m", "dovetail_serve", "serve", "repository", "--versions", "all"]
+line = [
+    sys.executable,
+    "-m",
+    "dovetail_serve",
+    "serve",
+    "repository",
+    "--versions",
+    "all",
+]
 pipes = {"stderr": subprocess.PIPE, "text": True, "cwd": work}
 server = subprocess.Popen([*line, "--http", "0"], **pipes)
 atexit.register(server.kill)  # if a cell below fails
 port = next(int(x.split()[-1]) for x in server.stderr if "listening for HTTP" in x)
-threading.Thread(target=server.communicate, daemon=True).start()  # reads the rest of the log
+threading.Thread(
+    target=server.communicate, daemon=True
+).start()  # reads the rest of the log
 
 
 def ask(path, document=None):
@@ -215,13 +242,20 @@ for key, value in ask("models/digits/versions/1").items():
 def logits_of(image, version=None):
     tensor = {"name": "image", "shape": [1, 8, 8], "datatype": "FP32"}
     path = "models/digits" if version is None else f"models/digits/versions/{version}"
-    answer = ask(f"{path}/infer", {"inputs": [tensor | {"data": image.ravel().tolist()}]})
+    answer = ask(
+        f"{path}/infer", {"inputs": [tensor | {"data": image.ravel().tolist()}]}
+    )
     assert answer["model_version"] == (version or "2")
     return answer["outputs"][0]["data"]
 
 
-answers = {version: [logits_of(image, version) for image in test_images] for version in paths}
-rounding = {"rtol": 1e-4, "atol": 1e-4}  # batches of 1 and of 64 add sums in another order
+answers = {
+    version: [logits_of(image, version) for image in test_images] for version in paths
+}
+rounding = {
+    "rtol": 1e-4,
+    "atol": 1e-4,
+}  # batches of 1 and of 64 add sums in another order
 for version, logits in answers.items():
     np.testing.assert_allclose(logits, expected[version], **rounding)
 np.testing.assert_allclose(logits_of(test_images[0]), expected["2"][0], **rounding)
@@ -261,9 +295,14 @@ for version, step in steps.items():
     assert served["digest"] == f"sha256:{sha256(paths[version] / 'manifest.json')}"
     assert served["provenance"]["checkpoint"] == f"sha256:{sha256(step / 'SHA256SUMS')}"
     lines = (step / "SHA256SUMS").read_text().splitlines()
-    sums = dict(reversed(line.split("  ", 1)) for line in lines if not line.startswith("#"))
+    sums = dict(
+        reversed(line.split("  ", 1)) for line in lines if not line.startswith("#")
+    )
     assert all(sha256(step / name) == digest for name, digest in sums.items())
-    print(f"version {version}: {len(sums)} files have the digests of {step.name}/SHA256SUMS")
+    print(
+        f"version {version}: {len(sums)} files "
+        f"have the digests of {step.name}/SHA256SUMS"
+    )
 
 # %% [markdown]
 # SIGTERM lets the server answer the requests that it has; then it ends with status 0.

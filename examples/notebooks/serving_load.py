@@ -9,13 +9,16 @@
 # answer is compared with the bundle of its version.
 
 # %% tags=["install"]
-try:
-    import matplotlib  # noqa: F401
+import importlib.util
+import subprocess
+import sys
 
-    import dovetail_stack  # noqa: F401
-except ImportError as missing:
-    # %pip install -q dovetail-stack matplotlib
-    print(f"{missing.name} is missing: pip install dovetail-stack matplotlib")
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
+    pip = "-m pip install --quiet dovetail-stack[notebooks]"
+    line = [sys.executable, *pip.split()]
+    if subprocess.run(line, capture_output=True).returncode:
+        sys.exit("Dovetail cannot be installed. In a clone, run scripts/notebooks")
 
 # %%
 import atexit
@@ -42,7 +45,12 @@ import numpy as np
 from dovetail_serve import Tensor, export, load
 
 plt.style.use("tableau-colorblind10")  # colours that everybody tells apart
-grid = {"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.alpha": 0.3}
+grid = {
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+}
 plt.rcParams.update(grid | {"figure.dpi": 80, "figure.constrained_layout.use": True})
 folder = tempfile.TemporaryDirectory(prefix="dovetail-")
 work = Path(folder.name)
@@ -71,7 +79,10 @@ for version, path in paths.items():
     draw = np.random.default_rng(int(version))
     bundle = export(
         mlp,
-        {name: 0.03 * draw.standard_normal(shape, np.float32) for name, shape in SHAPES.items()},
+        {
+            name: 0.03 * draw.standard_normal(shape, np.float32)
+            for name, shape in SHAPES.items()
+        },
         inputs={"x": Tensor(("batch", 64), "float32")},
         example={"x": rows[:3]},
         batch_sizes=(1, 4, 16, 64),
@@ -91,22 +102,38 @@ class Process:
     """`python -m dovetail_serve serve repository`, ready for requests."""
 
     def __init__(self, *options):
-        line = [sys.executable, "-m", "dovetail_serve", "serve", "repository", "--http", "0"]
+        line = [
+            sys.executable,
+            "-m",
+            "dovetail_serve",
+            "serve",
+            "repository",
+            "--http",
+            "0",
+        ]
         pipes = {"stderr": subprocess.PIPE, "text": True, "cwd": work}
         self.process = subprocess.Popen([*line, *options], **pipes)
         atexit.register(self.process.kill)  # if a cell below fails
-        self.port = next(int(x.split()[-1]) for x in self.process.stderr if "for HTTP" in x)
-        threading.Thread(target=self.process.communicate, daemon=True).start()  # reads the log
+        self.port = next(
+            int(x.split()[-1]) for x in self.process.stderr if "for HTTP" in x
+        )
+        threading.Thread(
+            target=self.process.communicate, daemon=True
+        ).start()  # reads the log
         self.wait("1", "READY")
 
     def ask(self, path, body=None):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/{path}", body) as response:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.port}/v2/{path}", body
+        ) as response:
             return json.load(response)
 
     def wait(self, version, state):
         """Returns the index of the repository once the version is in this state."""
         while True:
-            index = {entry["version"]: entry for entry in self.ask("repository/index", b"{}")}
+            index = {
+                entry["version"]: entry for entry in self.ask("repository/index", b"{}")
+            }
             if index.get(version, {}).get("state") == state:
                 return index
             time.sleep(0.02)
@@ -153,7 +180,9 @@ def client(n, port, stop, pause_s):
         assert response.status == 200, answer
         assert answer["id"] == str(i)
         y, version = answer["outputs"][0]["data"], answer["model_version"]
-        assert np.abs(y - expected[version][i]).max() < 1e-4  # float32 sums in another order
+        assert (
+            np.abs(y - expected[version][i]).max() < 1e-4
+        )  # float32 sums in another order
         answers.append(Answer(ended_s, 1e3 * (ended_s - began_s), n, version))
     connection.close()
     return answers
@@ -164,7 +193,9 @@ def load_by(clients, server, pause_s=0.0):
     """Runs clients during the block. After it, the list has the answers by time."""
     answers, stop = [], threading.Event()
     with ThreadPoolExecutor(clients) as pool:
-        futures = [pool.submit(client, n, server.port, stop, pause_s) for n in range(clients)]
+        futures = [
+            pool.submit(client, n, server.port, stop, pause_s) for n in range(clients)
+        ]
         try:
             yield answers
         finally:
@@ -196,7 +227,9 @@ def measure(server, clients):
     began_s = time.perf_counter()
     with load_by(clients, server) as answers:
         time.sleep(0.4)
-    requests, times_ms, sizes = (b - a for a, b in zip(before, counts(server), strict=True))
+    requests, times_ms, sizes = (
+        b - a for a, b in zip(before, counts(server), strict=True)
+    )
     assert requests == len(answers)
     latency_ms = [answer.latency_ms for answer in answers]
     stages = {stage: times_ms[stage] / requests for stage in STAGES}
@@ -250,7 +283,9 @@ for panel, clients, run in zip(panels, CLIENTS[1:], runs["on"][1:], strict=True)
     assert max(sizes) <= clients
     bins = np.linspace(0.5, clients + 0.5, min(clients, 16) + 1)
     panel.hist(sizes, bins, weights=np.full(len(sizes), 100 / len(sizes)))
-    panel.set(xlabel="rows of a batch", title=f"clients: {clients}", xticks=(1, clients))
+    panel.set(
+        xlabel="rows of a batch", title=f"clients: {clients}", xticks=(1, clients)
+    )
 panels[0].set_ylabel("share of batches (%)")
 plt.show()
 
@@ -298,7 +333,10 @@ assert stats["inference_stats"]["success"]["count"] == len(late)
 assert stats["inference_stats"]["fail"]["count"] == 0
 assert server.ask("models/mlp")["digest"] == digests["2"]
 print(f"{len(old)} answers of version 1, {len(late)} of version 2, none lost")
-print(f"the first answer of version 2 came {late[0].ended_s - arrival_s:.2f} s after its files")
+print(
+    f"the first answer of version 2 came "
+    f"{late[0].ended_s - arrival_s:.2f} s after its files"
+)
 server.stop()
 
 # %% [markdown]
@@ -306,19 +344,34 @@ server.stop()
 # and warmed up beside the version that serves, and none is missing.
 
 # %%
-figure, (top, bottom) = plt.subplots(2, 1, figsize=(10, 5), sharex=True, height_ratios=[3, 2])
+figure, (top, bottom) = plt.subplots(
+    2, 1, figsize=(10, 5), sharex=True, height_ratios=[3, 2]
+)
 start_s = answers[0].ended_s
 ended = [[x.ended_s - start_s for x in group] for group in (old, late)]
-top.hist(ended, np.arange(0, ended[1][-1], 0.1), stacked=True, label=["version 1", "version 2"])
+top.hist(
+    ended,
+    np.arange(0, ended[1][-1], 0.1),
+    stacked=True,
+    label=["version 1", "version 2"],
+)
 for x, group in zip(ended, (old, late), strict=True):
     bottom.plot(x, [answer.latency_ms for answer in group], ".", ms=3)
 for height, (label, time_s) in zip((0.96, 0.85, 0.74), events.items(), strict=True):
     for panel in (top, bottom):
         panel.axvline(time_s - start_s, color="black", ls=":")
-    top.text(time_s - start_s, height, f" {label}", transform=top.get_xaxis_transform(), va="top")
+    top.text(
+        time_s - start_s,
+        height,
+        f" {label}",
+        transform=top.get_xaxis_transform(),
+        va="top",
+    )
 top.set(ylabel="answers per 0.1 s", ymargin=0.6)
 top.legend(loc="lower left")
-bottom.set(xlabel="seconds", ylabel="latency (ms)", xlim=(0, ended[1][-1]), ylim=(0, None))
+bottom.set(
+    xlabel="seconds", ylabel="latency (ms)", xlim=(0, ended[1][-1]), ylim=(0, None)
+)
 plt.show()
 folder.cleanup()
 

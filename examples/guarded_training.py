@@ -39,7 +39,9 @@ def squared_error(model, batch, *, key):
 def batch(step):
     random = np.random.default_rng(step)
     x = random.normal(size=(64, 8)).astype(np.float32)
-    y = np.sin(x).sum(1, keepdims=True) + 0.1 * random.normal(size=(64, 1)).astype(np.float32)
+    y = np.sin(x).sum(1, keepdims=True) + 0.1 * random.normal(size=(64, 1)).astype(
+        np.float32
+    )
     if step == BROKEN:
         x[3, 5] = np.nan
     return {"x": x, "y": 100 * y if step == SPIKE else y}
@@ -55,7 +57,9 @@ def perceptron():
 # Memory of a step on four H200 with parameters and optimizer sharded. Nothing is allocated.
 
 # %%
-absent = Trainer(optax.adam(1e-2), squared_error, mesh=abstract_mesh(4, fsdp=4), ema=0.95)
+absent = Trainer(
+    optax.adam(1e-2), squared_error, mesh=abstract_mesh(4, fsdp=4), ema=0.95
+)
 needed = estimate(absent, nnx.eval_shape(perceptron), batch(0), device="NVIDIA H200")
 print(needed)
 assert needed.fits
@@ -76,8 +80,16 @@ result = trainer.fit(
 lines = read_jsonl(folder / "metrics.jsonl")
 skipped = [line["step"] for line in lines if line.get("skipped")]
 print(f"skipped steps: {skipped}")
-final = {name: value for line in lines for name, value in line.items() if name.startswith("eval")}
-print(f"held out: parameters {final['eval/error']:.4f}, averages {final['eval_ema/error']:.4f}")
+final = {
+    name: value
+    for line in lines
+    for name, value in line.items()
+    if name.startswith("eval")
+}
+print(
+    f"held out: parameters {final['eval/error']:.4f}, "
+    f"averages {final['eval_ema/error']:.4f}"
+)
 report = write_report(folder / "report.html", {"guarded": folder / "metrics.jsonl"})
 assert skipped == [BROKEN, SPIKE]
 assert result.step == STEPS

@@ -15,7 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from dovetail_kernels import attention, explain
-from dovetail_kernels.implementations import AttentionCall, AttentionInputs, Implementation, Work
+from dovetail_kernels.implementations import (
+    AttentionCall,
+    AttentionInputs,
+    Implementation,
+    Work,
+)
 from dovetail_kernels.testing import check_attention
 
 LONGEST = 512  # keys of a row
@@ -36,7 +41,9 @@ def refuse(call: AttentionCall) -> str | None:
 def run(call: AttentionCall, inputs: AttentionInputs) -> jax.Array:
     """Computes softmax(scale q kᵀ) v, with the whole matrix of each head."""
     q = inputs.q
-    k, v = (jnp.repeat(x, call.heads // call.kv_heads, axis=2) for x in (inputs.k, inputs.v))
+    k, v = (
+        jnp.repeat(x, call.heads // call.kv_heads, axis=2) for x in (inputs.k, inputs.v)
+    )
     highest = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     logits = call.scale * highest("btnh,bsnh->bnts", q, k)
     if call.causal:
@@ -46,7 +53,7 @@ def run(call: AttentionCall, inputs: AttentionInputs) -> jax.Array:
 
 
 def work(call: AttentionCall) -> Work:
-    """Returns the cost: two products, and the logits and weights of all pairs in memory."""
+    """Returns the cost: two products, and logits and weights of all pairs in memory."""
     pairs = call.batch * call.heads * call.queries * call.keys
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     width = call.head_dim + call.value_dim
@@ -63,10 +70,15 @@ SHORT = Implementation(name="short", refuse=refuse, work=work, run=run)
 attend = functools.partial(attention, impl=[SHORT, "blocked"])
 for length in (100, 1000):
     shape = jax.ShapeDtypeStruct((1, length, 4, 64), jnp.float32)
-    print(explain(attend.func, shape, shape, shape, causal=True, **attend.keywords), end="\n\n")
+    print(
+        explain(attend.func, shape, shape, shape, causal=True, **attend.keywords),
+        end="\n\n",
+    )
 
 q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 100, 4, 64))
-difference = jnp.abs(attend(q, k, v, causal=True) - attention(q, k, v, causal=True)).max()
+difference = jnp.abs(
+    attend(q, k, v, causal=True) - attention(q, k, v, causal=True)
+).max()
 print(f"largest difference from the package's own choice: {difference:.1e}")
 assert difference < 100 * jnp.finfo(jnp.float32).eps  # sums over 100 keys of about 1
 

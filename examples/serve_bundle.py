@@ -37,6 +37,11 @@ async def ask():
 # In a thread, because a notebook already runs an event loop in its own.
 answers, batches = ThreadPoolExecutor(1).submit(asyncio.run, ask()).result()
 y = np.concatenate([answer.outputs["y"] for answer in answers])
-np.testing.assert_allclose(y, np.tanh(x @ weights["w"]), rtol=1e-5, atol=1e-6)  # float32
+np.testing.assert_allclose(
+    y, np.tanh(x @ weights["w"]), rtol=1e-5, atol=1e-6
+)  # float32
 assert batches == {50: 1}  # number of batches by their rows
-print(f"one batch of 50 requests; the first waited {answers[0].timing.queue_s * 1e6:.0f} us")
+print(
+    f"one batch of 50 requests; "
+    f"the first waited {answers[0].timing.queue_s * 1e6:.0f} us"
+)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = [f for f in sorted(HERE.glob("*.py")) if not f.stem.startswith(("test_", "conftest"))]
+EXAMPLES = [
+    f for f in sorted(HERE.glob("*.py")) if not f.stem.startswith(("test_", "conftest"))
+]
 HANG_S = 900  # only an example that hangs takes this long
 
 
 def run(program: str, folder: Path) -> None:
-    """Run in an empty folder and a process of its own; its output is shown if it fails."""
+    """Run in an empty folder, in a process of its own; show the output of a failure."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,

@@ -13,7 +13,9 @@
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # not safe for programs on several CPU devices
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = (
+    "false"  # not safe for programs on several CPU devices
+)
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 from collections import Counter
@@ -42,7 +44,10 @@ BATCH = {"tokens": TOKENS, "targets": TOKENS, "mask": TOKENS}
 
 
 def trainer(mesh):
-    loss, precision = lm_loss(attention=context_parallel(attention)), Precision(compute="bfloat16")
+    loss, precision = (
+        lm_loss(attention=context_parallel(attention)),
+        Precision(compute="bfloat16"),
+    )
     return Trainer(optax.adamw(1e-3), loss, mesh=mesh, precision=precision)
 
 
@@ -53,7 +58,9 @@ def trainer(mesh):
 # %%
 absent = abstract_mesh(8, device="v5e", **AXES)
 rates = {"link_bytes_per_s": 100e9, "dcn_bytes_per_s": 3e9}
-print(estimate(trainer(absent), abstract(CONFIG, mesh=absent), BATCH, dcn=SLICES, **rates))
+print(
+    estimate(trainer(absent), abstract(CONFIG, mesh=absent), BATCH, dcn=SLICES, **rates)
+)
 
 # %% [markdown]
 # The collectives of the compiled step, by link. XLA for CPUs reduces whole gradients, where

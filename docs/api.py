@@ -9,11 +9,13 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/packages/api"  # git ignores it
+CONSTANT = re.compile(r"_\w+|[A-Z][A-Z0-9_]+")
 TOPIC = re.compile(r"^\s*# (.+)$")
 
 
@@ -46,9 +48,8 @@ def write() -> None:
 def row(module: str, name: str) -> str:
     """Returns the row of a public name: a link, and the first line of its docstring."""
     value = getattr(importlib.import_module(module), name)
-    # The docstring of an alias of types is that of a class of Python.
-    described = inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value)
-    first = (inspect.getdoc(value) or "").partition("\n\n")[0] if described else ""
+    text = inspect.getdoc(value) if is_described(value) else comment(module, name)[1]
+    first = (text or "").partition("\n\n")[0]
     role, target = (
         ("mod", value.__name__) if inspect.ismodule(value) else ("obj", f"{module}.{name}")
     )
@@ -82,4 +83,47 @@ def directive(module: str, name: str) -> str:
         return f".. automodule:: {value.__name__}\n\n.. currentmodule:: {module}\n"
     if inspect.isclass(value):
         return f".. autoclass:: {name}\n   :members:\n"
-    return f".. {'autofunction' if callable(value) else 'autodata'}:: {name}\n"
+    if is_described(value):
+        return f".. autofunction:: {name}\n"
+    written, text = comment(module, name)
+    shown = f"   :type: {written}\n" if "\n" not in written else ""
+    return f".. py:data:: {name}\n{shown}\n   {text.replace('`', '``')}\n"
+
+
+def is_described(value: object) -> bool:
+    """Tests for a thing with a docstring. That of an alias of types is a class of Python's."""
+    return inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value)
+
+
+def comment(module: str, name: str) -> tuple[str, str]:
+    """Returns a constant or alias as its module writes it, and the text of the `#:` above it."""
+    folder = Path(importlib.import_module(module).__file__ or "").parent
+    pattern = re.compile(rf"((?:^#: .*\n)+){name}(?:: [^\n=]+)? = (.*(?:\n[ )\]].*)*)", re.M)
+    for file in sorted(folder.rglob("*.py")):
+        if match := pattern.search(file.read_text(encoding="utf-8")):
+            lines = (line.removeprefix("#: ") for line in match[1].splitlines())
+            return match[2], " ".join(lines)
+    raise ValueError(f"{module}.{name} must have a comment above it, got none; write #: and a text")
+
+
+def with_values(app: object, function: object, bound: bool) -> None:
+    """Shows a default's value where the source has the name of a constant that is not public.
+
+    Args:
+        app: The Sphinx application, which calls this once it has the defaults as they are written.
+        function: The function or method; its `__signature__` is replaced.
+        bound: Whether it is a method.
+    """
+    function = getattr(function, "__func__", function)
+    if not hasattr(function, "__signature__"):
+        function = inspect.unwrap(function)
+    if not inspect.isfunction(function) or not hasattr(function, "__signature__"):
+        return
+    package = sys.modules[function.__module__.partition(".")[0]]
+    parameters = dict(function.__signature__.parameters)
+    for name, parameter in parameters.items():
+        source = str(parameter.default)
+        if CONSTANT.fullmatch(source) and source not in getattr(package, "__all__", ()):
+            value = eval(source, inspect.unwrap(function).__globals__)
+            parameters[name] = parameter.replace(default=value)
+    function.__signature__ = function.__signature__.replace(parameters=parameters.values())

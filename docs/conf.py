@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import api
+import capabilities
 import changelogs
 import convergence
 import devices
@@ -28,16 +29,16 @@ import resuming
 import schedules
 import versions
 
-import features
+import documents
 
 # Each writes pages or tables from the code and from committed results, at every build.
 GENERATORS = (
     api,
+    capabilities,
     changelogs,
     convergence,
     devices,
     families,
-    features,
     gallery,
     infer_parameters,
     install,
@@ -76,11 +77,20 @@ intersphinx_mapping = (
 )
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # else each attribute would be described twice
-exclude_patterns = ["*.py", "_build", "packages/data_faults.md"]  # the last one is included
+exclude_patterns = ["*.py", "_build", "results", "packages/data_faults.md"]  # the last: included
+python_maximum_signature_line_length = 88
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "Dovetail"
+html_logo = html_favicon = "_static/mark.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+COLOURED = ("color-brand-primary", "color-brand-content", "color-api-name", "color-api-pre-name")
+html_theme_options = {
+    "light_css_variables": dict.fromkeys(COLOURED, "#a4501c"),
+    "dark_css_variables": dict.fromkeys(COLOURED, "#e39a62"),
+    "top_of_page_buttons": [],
+}
 # Of `sphinx-build -b linkcheck`, for links to other sites. myst warns of those within the site.
 linkcheck_ignore = [] if os.environ.get("DOCS_ONLINE") else [r"https?://"]
 
@@ -151,7 +161,9 @@ def as_written(
     if not inspect.isfunction(function):
         return None
     signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
+    # Any argument of `_elsewhere.Nothing` is refused, with the name to write.
+    named = signature.parameters.values()
+    parameters = [p for p in named if p.annotation != "_elsewhere.Nothing"]
     # A module of Flax hides its constructor behind a metaclass.
     hidden = inspect.isclass(thing) and args == "(*args: Any, **kwargs: Any)"
     if not hidden and not any(isinstance(p.annotation, str) for p in parameters):
@@ -161,6 +173,7 @@ def as_written(
     shown = stringify_signature(
         signature.replace(parameters=parameters), unqualified_typehints=True
     )
+    shown = shown.replace("<factory>", "{}")  # of a dataclass; all of ours are dicts
     before, _, result = shown.rpartition(" -> ")
     return (before, "" if inspect.isclass(thing) else result) if before else (shown, "")
 
@@ -175,6 +188,9 @@ def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
     for generator in GENERATORS:
         generator.write()
+    if empty := documents.empty_tables():
+        raise ValueError("a table must have rows, and a column a cell; fill " + "; ".join(empty))
+    app.connect("autodoc-before-process-signature", api.with_values, priority=900)
     app.connect("autodoc-process-docstring", as_markdown, priority=400)
     app.connect("autodoc-process-signature", as_written)
     app.connect("viewcode-follow-imported", module_of)

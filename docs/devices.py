@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from dovetail_train.devices import KINDS, DeviceKind
+from dovetail_train.mesh.devices import KINDS, DeviceKind
 
 TABLE = Path(__file__).resolve().parent / "packages/measured/devices.txt"  # git ignores it
 HEAD = (

@@ -18,7 +18,8 @@ from typing import Any
 
 from dovetail_models import Experts, LatentAttention, Rope
 from dovetail_models.families import FAMILIES
-from dovetail_models.hf.table import Family, Keys, Table
+from dovetail_models.tables.config_json import Keys
+from dovetail_models.tables.table import Family, Table
 
 PACKAGES = Path(__file__).resolve().parent / "packages"
 PAGES = PACKAGES / "families"  # git ignores it
@@ -81,7 +82,7 @@ def write() -> None:
         old.unlink()
     rows = []
     for kind, family in FAMILIES.items():
-        module = sys.modules[family.read.__module__]
+        module = sys.modules[family.config_json.builder.__module__]
         (PAGES / f"{kind}.md").write_text("\n".join(page(kind, family, module)) + "\n", "utf-8")
         first = _sentences(module).split("\n\n")[0].replace("\n", " ")
         rows.append(f"| [{kind}]({kind}.md) | `{_builder(module).__name__}` | {first} |")
@@ -138,7 +139,7 @@ def _signature(builder: Callable[..., Any]) -> str:
 
 def _keys(family: Family, builder: Callable[..., Any]) -> dict[str, str]:
     found: dict[str, str] = {}
-    family.read(Recorder(family.write(_tiny(builder)), found))
+    family.config_json.read(Recorder(family.config_json.write(_tiny(builder)), found))
     return found
 
 

@@ -4,6 +4,7 @@
 
 from collections.abc import Collection
 
+import figures
 import workspace
 
 ROOT = workspace.ROOT
@@ -31,8 +32,9 @@ def write() -> None:
 def platforms() -> str:
     """Returns the command of each kind of machine."""
     extras = workspace.members()[workspace.META].extras
+    once = figures.figures()["once-published"]
     rows = [
-        (machine, f"`{command(extra, requirement, extras)}`", needs)
+        (machine, f"`{command(extra, requirement, extras)}`{once}", needs)
         for machine, extra, requirement, needs in PLATFORMS
     ]
     return table(("machine", "command", "needs"), rows)

@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/packages/measured"  # git ignores it
+HEAD = ("case", "unit", "ours", "peer's", "peer", "ratio", "noise", "memory, ours / peer")
 MEMORY = ("temp_bytes", "temporary_bytes", "program_bytes")
 OPENING = """# dovetail-{package}: measured
 
@@ -53,17 +54,19 @@ def _where(line: dict[str, Any]) -> str:
 
 
 def _table(lines: list[dict[str, Any]]) -> str:
-    head = "| case | unit | ours | peer | | ratio | noise | memory, ours / peer |\n" + "|---" * 8
-    rows = "\n".join(map(_row, lines))
-    return f"\n{_where(lines[0])}:\n\n{head}|\n{rows}\n"
+    """Returns a table without the columns that no line has."""
+    columns = zip(HEAD, *map(_cells, lines), strict=True)
+    kept = [column for column in columns if any(column[1:])]
+    head, *rows = (f"| {' | '.join(cells)} |\n" for cells in zip(*kept, strict=True))
+    return f"\n{_where(lines[0])}:\n\n{head}{'|---' * len(kept)}|\n{''.join(rows)}"
 
 
-def _row(line: dict[str, Any]) -> str:
+def _cells(line: dict[str, Any]) -> list[str]:
     version = line.get("peer_version")
     peer = f"{line['peer']} {version}" if version else line["peer"] or ""
     if line.get("refused"):
         peer += f" (does not run: {line['refused']})".replace("|", "\\|")
-    cells = [
+    return [
         line["case"].replace("|", "\\|"),
         f"{line['metric']}, {line['unit']}",
         _number(line["value"]),
@@ -73,7 +76,6 @@ def _row(line: dict[str, Any]) -> str:
         _number(line["noise"]),
         _memory(line),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def _number(value: float | None) -> str:

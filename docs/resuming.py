@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from dovetail_train.contract import RULES
+from dovetail_train.resume.contract import RULES
 
 PAGE = Path(__file__).resolve().parent / "packages/measured/resuming.md"  # git ignores it
 OPENING = """# Resuming

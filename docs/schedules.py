@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_optim import Schedule, branch, wsd
-from dovetail_train._chart import Line, line_chart, swatch
-from dovetail_train._curves import Curve
+from dovetail_train.reports.chart import Line, line_chart, swatch
+from dovetail_train.reports.curves import Curve
 
 PAGE = Path(__file__).resolve().parent / "packages/measured/schedules.md"  # git ignores it
 STEPS = 1000

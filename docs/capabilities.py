@@ -45,9 +45,9 @@ def declared(source: str) -> Iterator[tuple[str, Proof]]:
                 yield ast.literal_eval(call.args[0]), (columns, name, not late)
 
 
-def proofs(root: Path = workspace.ROOT) -> dict[Key, list[Proof]]:
+def proofs() -> dict[Key, list[Proof]]:
     """Returns the proofs of each capability, with the paths of the tests."""
-    rows: dict[Key, list[Proof]] = {}
+    rows, root = {}, workspace.ROOT
     for folder in [*sorted(root.glob("packages/*/tests")), root / TOGETHER]:
         package = TOGETHER if folder.name == TOGETHER else folder.parent.name
         for file in sorted(folder.rglob("test_*.py")):

@@ -171,18 +171,17 @@ def select(steps: dict[str, Step], names: list[str]) -> dict[str, Step]:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
+    raw = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="scripts/accelerator",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
+        "scripts/accelerator", description=__doc__, formatter_class=raw
     )
-    together = min(8, max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("names", nargs="*", metavar="NAME", help="a package or PACKAGE.STEP")
     parser.add_argument("--state", type=Path, metavar="FILE", help="what ended, for the next call")
     parser.add_argument("--limit-s", type=float, default=600, help="end then (default: 600)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, as always on a CPU")
-    help_together = "steps without times that run at once (default: half of the cores, at most 8)"
-    parser.add_argument("--together", type=int, metavar="N", default=together, help=help_together)
+    half = min(8, max(1, (os.cpu_count() or 1) // 2))
+    text = f"steps without times that run at once (default: half of the cores, here {half})"
+    parser.add_argument("--together", type=int, metavar="N", default=half, help=text)
     parser.add_argument("--list", action="store_true", help="print the steps in order, run none")
     return parser
 

@@ -103,30 +103,25 @@ def checks(tree: Tree) -> list[Check]:
 
 def _of_packages(tree: Tree) -> Iterator[Check]:
     first, second = workspace.PYTHONS
+    of_wheels = {"documents.py", "documents.toml", "import_programs.py", "wheels.py"}
     for folder, member in tree.members.items():
-        own = frozenset([folder])
-        inputs = frozenset(suite(tree, folder))
-        yield Check(name=f"thorough-{first}({folder})", paths=inputs, folders=own, python=first)
-        session = f"tests-{second}({folder})"
-        yield Check(name=session, paths=inputs, folders=own, python=second, session="tests")
+        home, inputs = f"packages/{folder}/", suite(tree, folder)
+        sources = {f"{home}src/", f"{home}pyproject.toml"}
+        sources |= _sources(tree) if folder == workspace.META else set()
+        wheel = {*sources, f"{home}README.md", *(f"scripts/{name}" for name in of_wheels)}
+        kinds = {
+            f"thorough-{first}": (first, "", inputs),
+            f"tests-{second}": (second, "tests", inputs),
+        }
         if "parity" in member.groups:
-            name = f"parity({folder})"
-            yield Check(name=name, paths=inputs, folders=own, python=first, session="parity")
-        home = f"packages/{folder}/"
-        documented = {f"{home}src/", f"{home}pyproject.toml", DOCTESTS}
-        documented |= _sources(tree) if folder == workspace.META else set()
+            kinds["parity"] = (first, "parity", inputs)
         for python in workspace.PYTHONS:
-            name = f"doctests-{python}({folder})"
             session = "" if python == first else "integration"
-            paths = frozenset(documented)
-            yield Check(name=name, paths=paths, folders=own, python=python, session=session)
-        wheel = {f"{home}src/", f"{home}pyproject.toml", f"{home}README.md"}
-        wheel |= _sources(tree) if folder == workspace.META else set()
-        wheel |= {"scripts/documents.py", "scripts/documents.toml", "scripts/wheels.py"}
-        paths = frozenset(wheel | {"scripts/import_programs.py"})
-        for python in workspace.PYTHONS:
-            name = f"bare-{python}({folder})"
-            yield Check(name=name, paths=paths, folders=own, python=python, session="bare")
+            kinds[f"doctests-{python}"] = (python, session, {*sources, DOCTESTS})
+            kinds[f"bare-{python}"] = (python, "bare", wheel)
+        for group, (python, session, paths) in kinds.items():
+            known = {"folders": frozenset([folder]), "python": python, "session": session}
+            yield Check(name=f"{group}({folder})", paths=frozenset(paths), **known)
 
 
 def suite(tree: Tree, folder: str) -> set[str]:
@@ -151,30 +146,29 @@ def _of_files(tree: Tree) -> Iterator[Check]:
         started = [program for program in programs if Path(program).stem in words]
         paths = tree.reached([file, *started]) | {"integration_tests/conftest.py"}
         name = Path(file).name
-        yield _by_reach(f"integration-{first}({name})", paths, first)
+        yield _by_reach(tree, f"integration-{first}({name})", paths, first)
         if not workspace.wholly_thorough(tree.text(file)):  # there only the fast tier runs
-            yield _by_reach(f"integration-{second}({name})", paths, second, "integration")
+            yield _by_reach(tree, f"integration-{second}({name})", paths, second, "integration")
     harness = [*tree.matching("examples/test_*.py"), "examples/conftest.py"]
-    for file in sorted({*tree.matching("examples/*.py")} - {*harness}):
-        paths = tree.reached([file, *harness]) | {f"{file.removesuffix('.py')}.ipynb"}
-        yield _by_reach(f"examples({Path(file).stem})", paths, first, "examples")
+    tasks = tree.matching("examples/tasks/test_*.py")
+    shown = {*tree.matching("examples/*.py"), *tree.matching("examples/*.sh")}
+    for file in sorted(shown - {*harness, *tasks}):
+        task = file.startswith("examples/tasks/")
+        beside = "docs/tasks.md" if task else f"{file.removesuffix('.py')}.ipynb"
+        paths = tree.reached([file, *harness, *(tasks if task else [])]) | {beside}
+        yield _by_reach(tree, f"examples({Path(file).stem})", paths, first, "examples")
     for file in [*tree.matching("README.md"), *tree.matching("*/README.md"), "CONTRIBUTING.md"]:
         paths = tree.reached([file, "scripts/documents.py"]) | {"scripts/documents.toml"}
-        yield _by_reach(f"documents({file})", paths, first, "documents")
+        yield _by_reach(tree, f"documents({file})", paths, first, "documents")
 
 
-def _by_reach(name: str, paths: set[str], python: str, session: str = "") -> Check:
+def _by_reach(tree: Tree, name: str, paths: set[str], python: str, session: str = "") -> Check:
     """A check whose environment holds all members; the versions are those of what it reaches."""
     folders = {p.split("/")[1] for p in paths if p.startswith("packages/")}
     if EVERYTHING in paths:
-        folders = set(workspace.members())
-    return Check(
-        name=name,
-        paths=frozenset(paths),
-        folders=frozenset(folders),
-        python=python,
-        session=session,
-    )
+        folders = set(tree.members)
+    known = {"folders": frozenset(folders), "python": python, "session": session}
+    return Check(name=name, paths=frozenset(paths), **known)
 
 
 def _legs(tree: Tree) -> Iterator[Check]:
@@ -250,7 +244,7 @@ def versions(
     Requirements are read from the installed distributions. A constraint of a distribution that is
     not installed here belongs to every environment, since nothing tells who needs it.
     """
-    constrained = workspace.constraints(python, tree.root)
+    constrained = tree.constraints(python)
     members = [tree.members[folder] for folder in folders]
     texts = [r for m in members for e in m.extras.values() for r in e]
     texts += [r for m in members for g in groups for r in m.groups.get(g, ())]
@@ -263,7 +257,7 @@ def versions(
         waiting |= set(_requirements(name, python) or ()) - needed
     if any(_requirements(name, python) is None for name in needed & constrained.keys()):
         needed |= {name for name in constrained if _requirements(name, python) is None}
-    elsewhere = workspace.constraints(workspace.PYTHONS[0], tree.root)
+    elsewhere = tree.constraints(workspace.PYTHONS[0])
     needed |= constrained.keys() - elsewhere.keys()  # a requirement of this Python alone
     return {name: version for name, version in sorted(constrained.items()) if name in needed}
 

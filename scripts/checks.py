@@ -117,7 +117,7 @@ def _batches(checks: list[changed.Check], costs: dict[str, float]) -> list[list[
 
 def _job(name: str, checks: list[changed.Check], cost_s: float) -> Job:
     group, units = checks[0].group.replace("doctests", "integration"), [c.unit for c in checks]
-    files = list(dict.fromkeys(_file(check) for check in checks))
+    files = list(dict.fromkeys(_file(check.name) for check in checks))
     files += [f"--doctests={c.unit}" for c in checks if c.group.startswith("doctests")]
     job = Job(name=name, line=[], checks=[c.name for c in checks], cost_s=cost_s)
     session = ["nox", "--session", name]
@@ -135,9 +135,8 @@ def _job(name: str, checks: list[changed.Check], cost_s: float) -> Job:
     return dataclasses.replace(job, line=line, outcomes=group.startswith("integration-"))
 
 
-def _file(check: str | changed.Check) -> str:
+def _file(name: str) -> str:
     """The integration test that makes a check."""
-    name = check if isinstance(check, str) else check.name
     unit = name.partition("(")[2].removesuffix(")")
     return changed.DOCTESTS if name.startswith("doctests") else f"integration_tests/{unit}"
 

@@ -6,7 +6,7 @@
 
 No package imports another, and there is no package of common code: it would have to be released
 with each change and would tie the versions of all. A small text that several need is copied, and
-`integration_tests/test_copies.py` asserts that the copies are equal.
+`integration_tests/test_project_files.py` asserts that the copies are equal.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def chained(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 def peaks(dtype: str) -> tuple[float | None, float | None]:
     """Returns FLOP/s and bytes/s of the device's data sheet, each None if not in the table."""
     try:
-        from dovetail_train.devices import kind_of
+        from dovetail_train.mesh.devices import kind_of
     except ModuleNotFoundError:
         return None, None
     kind = kind_of(jax.devices()[0].device_kind)

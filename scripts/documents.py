@@ -32,8 +32,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = Path(__file__).with_suffix(".toml")
-LIMIT_S = 600  # of one command; only a hang takes so long
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|(?<=\n\n)((?: {4}[^\n]+\n)+)", re.DOTALL | re.MULTILINE)
+PAGES = ("*.md", "packages/**/README.md", "docs/**/*.md", "docs/generated/**/*.txt")
+LIMIT_S = 1800  # of one command; only a hang takes so long
+_BLOCK = re.compile(
+    r"^```([^\n`]*)\n(.*?)^```$|(?<=\n\n)((?: {4}[^\n]+\n)+)", re.DOTALL | re.MULTILINE
+)
+_TABLE = re.compile(r"^(\|.*\|)\n\|[-: |]+\|\n?((?:\|.*\|\n?)*)", re.MULTILINE)
 _DATA = ("json", "text", "toml")  # kinds of fenced blocks that nobody runs
 Rules = Mapping[str, Mapping[str, str]]
 
@@ -57,7 +61,7 @@ def blocks(text: str) -> list[Block]:
     if text.count("```") != 2 * sum(match[3] is None for match in matches):
         raise DocumentError("a fence must start its line and have an end")
     for kind, fenced, indented in (match.groups() for match in matches):
-        if kind == "python":
+        if kind in ("python", "{code-cell} python"):
             listed.append(Block(fenced, is_command=False))
         elif kind == "console":
             for entry in re.split(r"^\$ ", fenced.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
@@ -65,7 +69,7 @@ def blocks(text: str) -> list[Block]:
                 listed += [command._replace(output=output) for command in _commands(line)]
         elif kind == "sh" or indented:
             listed += _commands(fenced or indented)
-        elif kind not in _DATA:
+        elif kind not in _DATA and not kind.startswith("{"):
             raise DocumentError(f"a block is of no known kind; got {kind!r} before {fenced[:80]!r}")
     return listed
 
@@ -90,7 +94,9 @@ def planned(text: str, rules: Rules) -> list[Block]:
     return kept
 
 
-def walk(readme: Path, rules: Rules, *, folder: Path, programs: bool = False) -> int:
+def walk(
+    readme: Path, rules: Rules, *, folder: Path, programs: bool = False, clone: bool = False
+) -> int:
     """Runs the commands and programs of a README as a reader's shell would.
 
     Args:
@@ -98,6 +104,7 @@ def walk(readme: Path, rules: Rules, *, folder: Path, programs: bool = False) ->
         rules: Its rules: `skip` and `replace` of documents.toml.
         folder: The current directory; the README is copied into it.
         programs: Run the programs alone.
+        clone: The folder is a clone: commands find what is on PATH, and programs its .venv.
 
     Returns:
         Number of commands and programs that ran.
@@ -105,14 +112,18 @@ def walk(readme: Path, rules: Rules, *, folder: Path, programs: bool = False) ->
     Raises:
         DocumentError: The first one failed, or its output is not that of the README.
     """
-    shutil.copy(readme, folder / "README.md")
+    own = folder / ".venv/bin/python" if clone else Path(sys.executable)
+    path = os.environ["PATH"]
+    if not clone:
+        shutil.copy(readme, folder / "README.md")
+        path = f"{own.parent}{os.pathsep}{path}"
     wanted = planned(readme.read_text(encoding="utf-8"), rules)
     wanted = [block for block in wanted if not (programs and block.is_command)]
     for block in wanted:
         shown = f"{readme}: {block.text.strip().splitlines()[0]}"
         print(shown, flush=True)
-        python, shell = [sys.executable, "-c"], ["bash", "-euo", "pipefail", "-c"]
-        code, printed = _run([*(shell if block.is_command else python), block.text], folder)
+        python, shell = [str(own), "-c"], ["bash", "-euo", "pipefail", "-c"]
+        code, printed = _run([*(shell if block.is_command else python), block.text], folder, path)
         if code:
             raise DocumentError(f"{shown}: exit code {code}\n{printed}")
         want, got = block.output.rstrip() + "\n", printed.rstrip() + "\n"
@@ -122,9 +133,8 @@ def walk(readme: Path, rules: Rules, *, folder: Path, programs: bool = False) ->
     return len(wanted)
 
 
-def _run(line: list[str], folder: Path) -> tuple[int, str]:
+def _run(line: list[str], folder: Path, path: str) -> tuple[int, str]:
     """Returns exit code and standard output. Processes left behind are killed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # A file, not a pipe: a child that outlives the command would hold a pipe open.
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
@@ -152,20 +162,39 @@ def readmes() -> list[Path]:
     return [ROOT / name for name in names]
 
 
+def empty_tables(root: Path = ROOT) -> list[str]:
+    """Returns `page: head` of each table without a row, or with a column of empty cells.
+
+    Pages are READMEs and those of the site, with what its build generates.
+    """
+    wrong = []
+    for file in sorted(file for pattern in PAGES for file in root.glob(pattern)):
+        text = re.sub(r"<!--.*?-->", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for head, body in _TABLE.findall(re.sub(r"(?ms)^```.*?^```$", "", text)):
+            rows = [re.split(r"(?<!\\)\|", row[1:-1]) for row in body.splitlines()]
+            if not rows or not all("".join(column).strip() for column in zip(*rows, strict=False)):
+                wrong.append(f"{file.relative_to(root)}: {head}")
+    return wrong
+
+
 def main() -> int:
     """Walks the READMEs that were named, or all; the exit status is 1 if one fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("readmes", nargs="*", type=Path, metavar="README")
     parser.add_argument("--programs", action="store_true", help="the Python programs alone")
+    parser.add_argument("--clone", type=Path, metavar="DIR", help="run there, and skip nothing")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rules = tomllib.loads(RULES.read_text(encoding="utf-8"))
     failed = False
     for readme in [path.resolve() for path in asked.readmes] or readmes():
         of_readme = rules.get(readme.relative_to(ROOT).as_posix(), {})
-        with tempfile.TemporaryDirectory() as folder:
+        if asked.clone:
+            of_readme = {"replace": of_readme.get("clone", {})}
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, clone = asked.clone or Path(temporary), bool(asked.clone)
             try:
-                count = walk(readme, of_readme, folder=Path(folder), programs=asked.programs)
+                count = walk(readme, of_readme, folder=folder, programs=asked.programs, clone=clone)
                 print(f"{readme}: {count} blocks ran")
             except DocumentError as error:
                 failed = True

@@ -6,7 +6,8 @@ A text marks a figure by a comment before and after it, which no page shows:
 
     takes <!-- figure: attention -->0.20<!-- --> of the peer's CPU seconds
 
-figures.toml beside this file defines each figure: result file, line and field.
+figures.toml beside this file defines each figure: result file, line and field. `once-published` is
+empty as soon as `url` of [tool.dovetail] in the root's pyproject.toml is set.
 `python scripts/figures.py` writes all figures; a test of the house fails while a text differs.
 """
 
@@ -29,7 +30,7 @@ PRINTED = {"take": "ratio", "over": 1, "of": None, "format": "#.2g"}
 
 def figures() -> dict[str, str]:
     """Returns the text of every figure by name."""
-    texts: dict[str, str] = {}
+    texts = {"once-published": "" if workspace.url() else " (once published)"}
     for file, group in tomllib.loads(TABLE.read_text(encoding="utf-8")).items():
         content = (workspace.ROOT / file).read_text(encoding="utf-8")
         lines = content.splitlines() if file.endswith(".jsonl") else [content]
@@ -69,10 +70,10 @@ def text(name: str, definition: Mapping[str, Any], lines: Iterable[Mapping[str, 
     return format(AGGREGATES[of](values) if of else values[0], form).rstrip(".")
 
 
-def texts(root: Path = workspace.ROOT) -> list[Path]:
+def texts() -> list[Path]:
     """Returns READMEs and hand-written pages of the documentation, which may hold figures."""
     patterns = ("README.md", "packages/*/README.md", "docs/*.md", "docs/packages/*.md")
-    return sorted(file for pattern in patterns for file in root.glob(pattern))
+    return sorted(file for pattern in patterns for file in workspace.ROOT.glob(pattern))
 
 
 def written(content: str, known: Mapping[str, str]) -> str:

@@ -103,7 +103,9 @@ def execute(
         store_widget_state=False,
         resources={"metadata": {"path": str(folder / "work")}},
     )
+    metadata = dict(notebook.metadata)
     client.execute(env={**environment(folder), **(variables or {})})
+    notebook.metadata.update(metadata)  # without the kernel's version of Python
     for cell in [c for c in notebook.cells if c.cell_type == "code"]:
         cell.outputs = [kept for o in cell.outputs if (kept := clean(o, folder)) is not None]
         if warnings := [o.text for o in cell.outputs if o.get("name") == "stderr"]:

@@ -158,7 +158,4 @@ def close(root: Path, keys: Mapping[str, str]) -> bool:
 
 
 def _git(root: Path, *line: str) -> list[str]:
-    command = ["git", "-C", str(root), *line]
-    return subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.splitlines()
+    return subprocess.check_output(["git", "-C", str(root), *line], text=True).splitlines()

@@ -41,10 +41,9 @@ class Tree:
     """
 
     def __init__(self, root: Path = workspace.ROOT) -> None:
-        line = ["git", "-C", str(root), "ls-files", "-z"]
-        done = subprocess.run(line, check=True, capture_output=True, text=True)
         self.root = root
-        self.files = sorted(n for n in done.stdout.split("\0") if n and n != RECORD)
+        names = subprocess.check_output(["git", "-C", str(root), "ls-files", "-z"], text=True)
+        self.files = sorted(n for n in names.split("\0") if n and n != RECORD)
         self._all = frozenset(self.files)
         self.members = workspace.members(root)
         self.libraries = frozenset(self.members) - {workspace.META}
@@ -52,6 +51,8 @@ class Tree:
         self.text = functools.cache(self.text)
         self.digest = functools.cache(self.digest)
         self._named = functools.cache(self._named)
+        self._of_stack = functools.cache(self._of_stack)
+        self.constraints = functools.cache(lambda python: workspace.constraints(python, root))
 
     def text(self, path: str) -> str:
         """The content of a text file."""
@@ -80,7 +81,8 @@ class Tree:
             path = waiting.pop()
             known.add(path)
             # The meta-package itself imports no recipe; its docstring names them.
-            if path.endswith((".py", ".md")) and not path.endswith("dovetail_stack/__init__.py"):
+            own = not path.endswith("dovetail_stack/__init__.py")
+            if own and path.endswith((".py", ".md", ".sh")):
                 named = self._named(path)
                 # A library as a whole names no sibling, so its files are not searched.
                 known |= {p for p in named if not p.endswith(".py")}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Release one package: raise its version, write its changelog, move its pin, commit and tag.
 
-uv raises the version, and towncrier writes the changelog. A native wheel has the version and the
-tag of its package.
+uv raises the version, towncrier writes the changelog, and the metadata get the project's address. A
+native wheel has the version and the tag of its package.
 
 A library's new version is also the meta-package's new pin, in the same commit, so that the pins of
 every commit are true. The meta-package itself is released by calendar (YEAR.MONTH.N), and only when
@@ -17,15 +17,16 @@ import datetime
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import documents
 import workspace
 from workspace import META, Member
 
 
 def run(*line: str) -> str:
     """Returns the standard output of a command, run in the workspace, that must succeed."""
-    done = subprocess.run(line, cwd=workspace.ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.strip()
+    return subprocess.check_output(line, cwd=workspace.ROOT, text=True).strip()
 
 
 def tag(member: Member, version: str) -> str:
@@ -44,6 +45,13 @@ def refusal(member: Member) -> str:
     """Returns the reason against a release, and the thing to do first; "" if there is none."""
     if dirty := run("git", "status", "--porcelain"):
         return f"the working tree must be clean; commit or put away first:\n{dirty}"
+    if not workspace.url():
+        return (
+            "a wheel must name its project's address (Project-URL), got [tool.dovetail] url='' in "
+            "pyproject.toml; write the repository's address there, and commit"
+        )
+    if wrong := documents.empty_tables():
+        return "a table must have rows, and a column a cell; fill or delete\n" + "\n".join(wrong)
     if wrong := workspace.false_pins():
         return "the meta-package's pins must be true:\n" + "\n".join(wrong)
     if not list((member.path / "changes").glob("*.*.md")):
@@ -53,6 +61,12 @@ def refusal(member: Member) -> str:
     if missing := [m.folder for m in others if tag(m, m.version) not in tags]:
         return f"it would pin versions without a tag; release these first: {' '.join(missing)}"
     return ""
+
+
+def rewrite(file: Path, pattern: str, new: str) -> None:
+    """Replaces the first match of a pattern in a file."""
+    text = re.sub(pattern, new, file.read_text(encoding="utf-8"), count=1)
+    file.write_text(text, encoding="utf-8")
 
 
 def release(member: Member, *wanted: str) -> str:
@@ -69,10 +83,11 @@ def release(member: Member, *wanted: str) -> str:
     for folder in [member.path, *([member.path / "native"] if member.native else [])]:
         line = ("uv", "version", "--directory", str(folder), "--frozen", "--short")
         version = run(*line, *wanted)
+        urls = rf'\1urls = {{ Repository = "{workspace.url()}" }}\n'
+        rewrite(folder / "pyproject.toml", r"(?m)^(version = .*\n)(?:urls = .*\n)?", urls)
     file = workspace.members()[META].path / "pyproject.toml"
     pin = rf'("{re.escape(member.name)}(?:\[.*?\])?==){re.escape(member.version)}"'
-    text = re.sub(pin, rf'\g<1>{version}"', file.read_text(encoding="utf-8"))
-    file.write_text(text, encoding="utf-8")
+    rewrite(file, pin, rf'\g<1>{version}"')
     line = ("towncrier", "build", "--yes", "--config", "pyproject.toml", "--dir", str(member.path))
     run(*line, "--name", member.name, "--version", version)
     (member.path / "changes").mkdir(exist_ok=True)

@@ -50,6 +50,13 @@ def requirements() -> list[str]:
     return [*line, *(p for g in [*groups, "pyproject.toml:dev"] for p in ("--group", g))]
 
 
+def add(python: str, *wanted: str) -> None:
+    """Installs requirements into .venv; needs no network if they are there."""
+    constraint = ("--constraint", str(workspace.constraints_file(python)))
+    uv = (str(VENV / "bin" / "uv"), "pip", "install", "--python", str(VENV / "bin" / "python"))
+    run(*uv, *constraint, *wanted)
+
+
 def install(python: str) -> None:
     """Makes .venv from nothing, with the tested set and the members in it."""
     if VENV.exists():
@@ -62,25 +69,25 @@ def install(python: str) -> None:
     constraint = ("--constraint", str(workspace.constraints_file(python)))
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     run(inside, *pip, *constraint, "uv")
-    uv = (str(VENV / "bin" / "uv"), "pip", "install", "--python", inside)
-    run(*uv, *constraint, *requirements())
+    add(python, *requirements())
 
 
 def main() -> None:
-    """Makes .venv unless it is made."""
+    """Makes .venv unless it is made, and adds the extras of the meta-package that are named."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     with (workspace.ROOT / ".setup-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two terminals, one .venv: the second finds it made
         wanted = digest(python)
-        if STAMP.exists() and STAMP.read_text(encoding="utf-8") == wanted:
-            return
-        if VENV.is_dir() and any(VENV.iterdir()) and not STAMP.exists():
-            sys.exit(
-                f"set-up: {VENV} exists without {STAMP.name}, so it may be somebody's own. Move it "
-                "away or delete it, then run the same command again"
-            )
-        install(python)
-        STAMP.write_text(wanted, encoding="utf-8")
+        if not STAMP.exists() or STAMP.read_text(encoding="utf-8") != wanted:
+            if VENV.is_dir() and any(VENV.iterdir()) and not STAMP.exists():
+                sys.exit(
+                    f"set-up: {VENV} exists without {STAMP.name}, so it may be somebody's own. "
+                    "Move it away or delete it, then run the same command again"
+                )
+            install(python)
+            STAMP.write_text(wanted, encoding="utf-8")
+        for extra in sys.argv[1:]:
+            add(python, "--quiet", *workspace.members()[workspace.META].extras[extra])
 
 
 if __name__ == "__main__":

@@ -82,15 +82,13 @@ class Recorder:
 
 def exercise() -> float:
     """CPU seconds of a fixed piece of Python, the least of five: how fast this machine is now."""
-
-    def once() -> float:
-        begin = time.process_time()
-        table: dict[int, int] = {}
+    times = []
+    for _ in range(5):
+        begin, table = time.process_time(), {}
         for i in range(300_000):
             table[i % 1009] = table.get(i % 1009, 0) + i
-        return time.process_time() - begin
-
-    return min(once() for _ in range(5))
+        times.append(time.process_time() - begin)
+    return min(times)
 
 
 def budgets(root: Path = ROOT) -> dict[str, dict[str, float]]:

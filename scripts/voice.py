@@ -20,6 +20,9 @@ RELATIVE = re.compile(r"\b(that|which|what|where)\b", re.IGNORECASE)
 OPENERS = ("What ", "Which ", "Where ")
 EMPTY_NAMES = {"found", "one", "part", "told", "here"}
 SECTION = re.compile(r"^(Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
+# A decorator of this name adds to a docstring the arguments that a prototype explains, and fails
+# for an argument that neither explains.
+INHERITS = re.compile(r"\bbuilder\b")
 ENTRY = re.compile(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?:", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -67,7 +70,11 @@ def check_signatures(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             # A method may take its docstring from a protocol or base.
             if "." not in name and "overload" not in shown:
                 yield node.lineno, "undocumented", name
-        elif len(names) >= 3 and (missing := [n for n in names if n not in explained(docstring)]):
+        elif (
+            len(names) >= 3
+            and not INHERITS.search(shown)
+            and (missing := [n for n in names if n not in explained(docstring)])
+        ):
             yield node.lineno, "args", f"{name}: {', '.join(missing)}"
         elif isinstance(node, Function) and (extra := explained(docstring) - set(names)):
             yield node.lineno, "absent", f"{name}: {', '.join(sorted(extra))}"

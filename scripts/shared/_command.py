@@ -1,25 +1,25 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of a command: its parser, its exit codes, and one message for each error.
+"""The frame of a command: its parser, its exit codes, and an answer of two lines to each error.
 
-An error class of a library may have an attribute `exit_code`; others exit with 1. Python arguments
-in a message (`vocab_size=9`) are replaced by the options of the command.
+An error class of a library may have an attribute `exit_code`; see `exit_code_of` for others. Python
+arguments in a message (`vocab_size=9`) are replaced by the options of the command.
 
-This file is kept verbatim in several packages, since no package imports another. Edit it in
-scripts/shared, then run scripts/copies.py.
+Kept verbatim in several packages: edit scripts/shared, then run scripts/copies.py.
 """
 
 import argparse
-import ast
+import contextlib
 import difflib
+import json
 import logging
 import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import cleandoc
-from types import TracebackType
 from typing import Any, NoReturn
 
 DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -27,58 +27,39 @@ DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = """exit codes:
   0    done
   1    failed, or two things that were compared differ
-  2    the command line is wrong
+  2    the command line is wrong: an option, a value or a path
   3    data are damaged or refused
   130  interrupted"""
 
-# Options that other programs have, and ours of the same meaning: the first that a command knows.
-_MEANINGS = {
-    "--batch": ("--global-batch",),
-    "--batch-size": ("--global-batch",),
-    "--bs": ("--global-batch",),
-    "--context-length": ("--length",),
-    "--data-dir": ("--text",),
-    "--dataset": ("--text",),
-    "--dim": ("--embed",),
-    "--dtype": ("--precision",),
-    "--epochs": ("--steps",),
-    "--exclude": ("--skip", "--float"),
-    "--file": ("--text",),
-    "--grad-accum": ("--accumulate",),
-    "--gradient-accumulation-steps": ("--accumulate",),
-    "--group-size": ("--group",),
-    "--head-dim": ("--heads",),
-    "--hidden-size": ("--embed",),
-    "--ignore": ("--skip", "--float"),
-    "--input": ("--text",),
-    "--iterations": ("--steps",),
-    "--layers": ("--depth",),
-    "--lr": ("--learning-rate",),
-    "--max-length": ("--length",),
-    "--max-new-tokens": ("--max-tokens",),
-    "--max-steps": ("--steps",),
-    "--n": ("--max-tokens",),
-    "--num-epochs": ("--steps",),
-    "--num-heads": ("--heads",),
-    "--num-layers": ("--depth",),
-    "--output": ("--out",),
-    "--output-dir": ("--out",),
-    "--rank": ("--lora-rank",),
-    "--save-interval": ("--save-every",),
-    "--seq-len": ("--length",),
-    "--sequence-length": ("--length",),
-    "--skip": ("--float",),
-    "--traceback": ("--debug",),
-    "--train-data": ("--text",),
-    "--verbose": ("--debug",),
-    "--width": ("--embed",),
-}
-_CHOICE = re.compile(r"invalid choice: '([^']*)'")
-_SEQUENCE = r"""[\[(](?:'[^']*'|"[^"]*"|[^][(){}'"])+[\])]"""
+CHOICE = re.compile(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)")
+_WIDTH = 100  # the most columns of a help
+_NOT_WITHIN = r"(?<![\w.'\"/-])"
+_PATHS = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class Refusal(SystemExit):
+    """The end of a command line that is wrong, with the message that was printed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(USAGE)
+        self.message = message
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Lines of at most 100 columns; N stands for a whole number, X for another."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        width = min(_WIDTH, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, **{"width": width, **options})
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        known = {int: "N", float: "X"}
+        default = super()._get_default_metavar_for_optional
+        return known.get(action.type) or default(action)  # pyright: ignore[reportArgumentType]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with exit codes in its help and near names in its refusals.
+    """A parser with exit codes in its help, and an answer of two lines to a wrong command line.
 
     Its sub-parsers are of this class too. Each takes --debug. After parsing, the attribute `parser`
     of the arguments is the selected sub-parser.
@@ -88,11 +69,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        defaults = {
-            "epilog": EXIT_CODES,
-            "formatter_class": argparse.RawDescriptionHelpFormatter,
-            "allow_abbrev": False,
-        }
+        defaults = {"epilog": EXIT_CODES, "formatter_class": Help, "allow_abbrev": False}
         super().__init__(**{**defaults, **options})
         self.words: dict[str, str] = {}
         self.set_defaults(parser=self)
@@ -101,54 +78,145 @@ class Parser(argparse.ArgumentParser):
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show where errors rise"
         )
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parses `argv`. Exits with usage and code 2 if it is wrong."""
-        args, unknown = self.parse_known_args(argv)
-        if unknown:
-            args.parser.refuse(unknown)
-        args.argv = list(argv)
+    @property
+    def prefix(self) -> str:
+        """The beginning of messages: the name of the command, empty for a module of Python."""
+        return "" if self.prog.startswith("python ") else f"{self.prog.partition(' ')[0]}: "
+
+    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """Parses `argv`; None: sys.argv. Exits with an answer and code 2 if it is wrong."""
+        argv = sys.argv[1:] if argv is None else list(argv)
+        try:
+            args, unknown = self.parse_known_args(argv)
+            if unknown:
+                args.parser.refuse(unknown)
+        except Refusal as refusal:
+            _print_object(argv, refusal.message, USAGE)
+            raise
+        args.argv = argv
         return args
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exits with usage, and names the nearest known option for each unknown one."""
-        known = [option for action in self._actions for option in action.option_strings]
-        named = []
-        for argument in unknown:
-            near = nearest(argument.partition("=")[0], known) if argument[:1] == "-" else None
-            named.append(f"{argument} (did you mean {near}?)" if near else argument)
-        self.error(f"unknown arguments: {' '.join(named)}; see {self.prog} --help")
+        """Exits with code 2, and answers each unknown option by the nearest one."""
+        options = [word.partition("=")[0] for word in unknown if word[:1] == "-"]
+        answers = "; no ".join(map(self.answer, options)) or f"{unknown[0]}: leave it out"
+        self.end(f"{self.prog} has no {answers}")
 
     def error(self, message: str) -> NoReturn:
-        """Exits with usage and code 2. A misspelt choice is answered by the nearest one."""
-        if wrong := _CHOICE.search(message):
-            choices = [str(c) for action in self._actions for c in action.choices or ()]
-            if near := difflib.get_close_matches(wrong.group(1), choices, n=1):
-                message += f"; did you mean {near[0]}?"
-        super().error(message)
+        """Exits with an answer and code 2."""
+        if choice := CHOICE.fullmatch(message):
+            name, word, choices = choice[1], choice[2].strip("'"), choice[3].replace("'", "")
+            got = word if name[:1] != "-" else f"{name} {word}"
+            advice = self.advice(word, choices.split(", "))
+            message = f"{name} must be one of {choices}, got {got}{advice}"
+        self.end(message)
+
+    def end(self, message: str) -> NoReturn:
+        """Prints the answer to a wrong command line and exits with code 2."""
+        raise Refusal(self.say(printable(message)))
+
+    def say(self, message: str) -> str:
+        """Prints the answer to an error, and where help is. Returns the message."""
+        print(f"{self.prefix}error: {message}", file=sys.stderr)
+        print(f"{self.prefix}help: {self.prog} --help", file=sys.stderr)
+        return message
+
+    def advice(self, word: str, known: Sequence[str]) -> str:
+        """Returns the end of a message about an unknown word."""
+        near = similar(word, known)
+        return f": did you mean {near}?" if near else ""
+
+    def answer(self, option: str) -> str:
+        """Returns the answer to an unknown option."""
+        near = similar(option.strip("-"), [o.strip("-") for o in self._option_string_actions])
+        return f"option {option}: " + (f"did you mean --{near}?" if near else "leave it out")
+
+    def as_typed(self, message: str) -> str:
+        """Returns `message` with options for Python arguments, and without control characters.
+
+        If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`,
+        `name must` and a name with an underscore become `--name`. An option of several values has
+        them one after the other: `name=(1, 8)` becomes `--name 1 8`, or `--name 1 --name 8` for an
+        option that is repeated.
+        """
+        words = {a.dest: word for a in self._actions if (word := _word(a))} | self.words
+        options = {name: word for name, word in words.items() if word[0] == "-"}
+        long = {name: word for name, word in options.items() if "_" in name}
+        message = _replaced(message, words, _NOT_WITHIN, r"=None\b", "no {}")
+        message = _replaced(message, words, _NOT_WITHIN, r"=(?=[\s,;)]|$)", "{}")
+        message = _replaced(message, words, _NOT_WITHIN, "=", "{} ")
+        message = _replaced(message, options, r"(?:^|(?<=[.:;] ))", "(?= must )", "{}")
+        message = _replaced(message, long, _NOT_WITHIN, r"(?![\w=.(-])", "{}")
+        for action in self._actions:
+            repeated = isinstance(action, argparse._AppendAction)
+            if action.dest in options and (repeated or action.nargs in ("+", "*")):
+                message = _listed(message, options[action.dest], repeated)
+        return "\n".join(map(printable, message.split("\n")))
 
 
-def nearest(option: str, known: Sequence[str]) -> str | None:
-    """Returns the known option of the same meaning, or of similar spelling, or None."""
-    meant = [other for other in _MEANINGS.get(option, ()) if other in known]
-    near = difflib.get_close_matches(option, known, n=1)
-    return next(iter([*meant, *near]), None)
+def similar(word: str, known: Sequence[str]) -> str | None:
+    """Returns the name that begins alike and differs in little, or that the word begins."""
+    alike = [name for name in known if name[:1] == word[:1]]
+    near = difflib.get_close_matches(word, alike, n=1, cutoff=0.75)  # `shwo` and `show`
+    begun = [name for name in alike if len(word) > 1 and name.startswith(word)]
+    return next(iter(near + begun), None)
 
 
-def add_action(actions: Any, name: str, declare: Callable[[Any], None], **options: Any) -> Parser:
-    """Adds a sub-command. Its help is the docstring of `declare`.
+def _word(action: argparse.Action) -> str:
+    """Returns an option, or the word of another argument in the usage."""
+    words = list(action.option_strings)
+    if not words and isinstance(action.metavar, str) and action.nargs != argparse.PARSER:
+        words.append(action.metavar)
+    return words[-1] if words else ""
+
+
+def _replaced(message: str, words: Mapping[str, str], before: str, after: str, form: str) -> str:
+    names = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or "(?!)"
+    return re.sub(f"{before}({names}){after}", lambda m: form.format(words[m[1]]), message)
+
+
+def _listed(message: str, option: str, repeated: bool) -> str:
+    """Returns `message` with the values of a Python sequence after `option`, as typed."""
+
+    def typed(match: re.Match[str]) -> str:
+        values = re.findall(r"""'[^']*'|"[^"]*"|[^,\s]+""", match[1])
+        between = f" {option} " if repeated else " "
+        return f"{option} " + between.join(shlex.quote(value.strip("'\"")) for value in values)
+
+    return re.sub(rf"(?<![\w-]){option} [\[(]([^][(){{}}]+)[\])]", typed, message)
+
+
+def printable(text: str) -> str:
+    """Returns `text` in one line with visible symbols for its control characters.
+
+    Texts from elsewhere, such as names of files, then neither move the cursor nor forge lines.
+    """
+    symbols = {c: f"⟨U+{ord(c):04X}⟩" for c in set(text) if not c.isprintable()}
+    symbols |= {c: chr(0x2400 + ord(c)) for c in symbols if c < " "}
+    return text.translate(str.maketrans(symbols | {"\x7f": "\u2421"}))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Returns the exit code of an error: its own, 2 for a wrong value or path, or else 1.
+
+    A `ValueError`, and an error of a path without a number of the system, are about an argument.
+    """
+    typed = isinstance(error, (*_PATHS, FileExistsError)) and error.errno is None
+    of_data = isinstance(error, UnicodeError | json.JSONDecodeError)
+    wrong = typed or (isinstance(error, ValueError) and not of_data)
+    return getattr(error, "exit_code", USAGE if wrong else FAILED)
+
+
+def add_action(actions: Any, name: str, declare: Callable[[Any], None]) -> Parser:
+    """Adds a sub-command and returns its parser. Its help is the docstring of `declare`.
 
     Args:
         actions: The result of `Parser.add_subparsers`.
         name: Name of the sub-command, as typed.
         declare: Receives the sub-parser and adds its arguments.
-        options: Further options of the parser.
-
-    Returns:
-        The sub-parser.
     """
     description = cleandoc(declare.__doc__ or "")
-    summary = description.splitlines()[0]
-    action = actions.add_parser(name, help=summary, description=description, **options)
+    action = actions.add_parser(name, help=description.splitlines()[0], description=description)
     declare(action)
     return action
 
@@ -158,143 +226,71 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-class Frame:
-    """A context manager around one parsed command: an error becomes a message and an exit code.
+@contextlib.contextmanager
+def answering(args: argparse.Namespace) -> Iterator[None]:
+    """Runs a parsed command: an error becomes an answer, and `args.code` the exit code.
 
-    With --debug the error is raised.
-
-    Args:
-        args: The result of `Parser.parse`.
-        name: Precedes the messages; empty for none.
-
-    Attributes:
-        code: The exit code. The body sets it; 130 after an interrupt, 1 after a reader has gone
-            away, and after an error its `exit_code` or 1.
+    With --debug the error is raised. With --json the answer is an object on standard output too.
     """
-
-    def __init__(self, args: argparse.Namespace, *, name: str) -> None:
-        self.code = DONE
-        self._args, self._prefix = args, f"{name}: " if name else ""
-
-    def __enter__(self) -> "Frame":
-        logging.basicConfig(format=f"{self._prefix}%(levelname)s: %(message)s")
-        if "debug" not in self._args:
-            # Orbax logs the traceback of each failed read or write, asyncio one for each task left
-            # behind by Orbax. The raised error has it all in one message.
-            for noisy in ("absl", "asyncio"):
-                logging.getLogger(noisy).setLevel(logging.CRITICAL)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError as broken:
-            error = error or broken
-        if error is None:
-            return True
-        if isinstance(error, KeyboardInterrupt):
-            print(f"\n{self._prefix}interrupted: {error}".rstrip(": "), file=sys.stderr)
-            self.code = INTERRUPTED
-            return True
-        if isinstance(error, BrokenPipeError):  # `... | head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
-            self.code = FAILED
-            return True
-        expected = isinstance(error, ValueError | ImportError | OSError | RuntimeError)
-        if not expected or "debug" in self._args:
-            return False
-        parser, prefix = self._args.parser, self._prefix
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"{prefix}error: {as_typed(message, parser)}", file=sys.stderr)
-        print(f"{prefix}--debug shows where: {parser.prog} --debug ...", file=sys.stderr)
-        self.code = getattr(error, "exit_code", FAILED)
-        return True
+    args.code = DONE
+    logging.basicConfig(format=f"{args.parser.prefix}%(levelname)s: %(message)s")
+    if "debug" not in args:
+        # Orbax logs the traceback of each failed read or write, asyncio one for each task left
+        # behind by Orbax. The raised error has it all in one message.
+        for noisy in ("absl", "asyncio"):
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    try:
+        with _answered(args):
+            yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
+        args.code = FAILED
 
 
-def as_typed(message: str, parser: Parser) -> str:
-    """Returns `message` with options for Python arguments, and without control characters.
+@contextlib.contextmanager
+def _answered(args: argparse.Namespace) -> Iterator[None]:
+    try:
+        yield
+        return
+    except BrokenPipeError:
+        raise
+    except Refusal as refusal:
+        _print_object(args.argv, refusal.message, USAGE)
+        raise
+    except KeyboardInterrupt as error:
+        message, args.code = f"interrupted: {error}".rstrip(": "), INTERRUPTED
+        print(f"\n{args.parser.prefix}{message}", file=sys.stderr)
+    except Exception as error:
+        if "debug" in args:
+            raise
+        is_typed = isinstance(error, _PATHS) and str(error.filename) in args.argv
+        message, args.code = _answer(args.parser, error), exit_code_of(error)
+        args.code = USAGE if is_typed else args.code
+    _print_object(args.argv, message, args.code)
 
-    If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`,
-    `name must` and a name with an underscore become `--name`. An option of several values has them
-    one after the other: `name=(1, 8)` becomes `--name 1 8`, or `--name 1 --name 8` for an option
-    that is repeated.
+
+def _print_object(argv: Sequence[str], message: str, code: int) -> None:
+    """Prints a failure as an object if --json was typed."""
+    if "--json" in argv:
+        print(json.dumps({"error": message, "exit_code": code}, indent=2))
+
+
+def _answer(parser: Parser, error: Exception) -> str:
+    """Prints the answer to an error and returns its message.
+
+    A message has one line, except for a list: of damage, or indented, as code to type and
+    tracebacks are.
     """
-    known = dict(_typed(parser))
-    known.update(parser.words)
-    if known:
-        names = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
-        message = re.sub(
-            rf"(?<![\w.'\"/-])({names})(=None\b|=(?=[\w'\"\[({{.+-])|=|(?= must )|(?![\w=.(-]))",
-            lambda match: _replaced(match, known),
-            message,
-        )
-    several = [known[a.dest] for a in parser._actions if a.option_strings and a.nargs in ("+", "*")]
-    repeated = [known[a.dest] for a in parser._actions if isinstance(a, argparse._AppendAction)]
-    for option in (*several, *repeated):
-        between = f" {option} " if option in repeated else " "
-        listed = _listed(option, between)
-        message = re.sub(rf"(?<![\w-]){option} ({_SEQUENCE})", listed, message)
-    return "\n".join(map(printable, message.split("\n")))
-
-
-def printable(text: str) -> str:
-    """Returns `text` in one line with visible symbols for its control characters.
-
-    Texts from elsewhere, such as names of files, then neither move the cursor nor forge lines.
-    """
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _replaced(match: re.Match[str], known: Mapping[str, str]) -> str:
-    name, after = match.groups()
-    option = known[name]
-    if after == "=None":
-        return f"no {option}"
-    if after:
-        following = match.string[match.end() : match.end() + 1]
-        return (
-            option if not following or following.isspace() or following in ",;)" else f"{option} "
-        )
-    begins = re.search(r"(^|[.:;] )$", match.string[: match.start()]) is not None
-    subject = begins and match.string[match.end() :].startswith(" must ")
-    return option if option[0] == "-" and (subject or "_" in name) else name
-
-
-def _listed(option: str, between: str) -> Callable[[re.Match[str]], str]:
-    """Returns a function of a match of `_SEQUENCE`: the option and its values, as typed."""
-
-    def listed(match: re.Match[str]) -> str:
-        try:
-            values = ast.literal_eval(match[1])
-        except (SyntaxError, ValueError):  # a text in brackets, or one that is cut short
-            return match[0]
-        if not isinstance(values, tuple | list):
-            return match[0]
-        texts = ("..." if value is ... else shlex.quote(str(value)) for value in values)
-        return f"{option} {between.join(texts)}"
-
-    return listed
-
-
-def _typed(parser: Parser) -> list[tuple[str, str]]:
-    """Returns (name of the Python argument, option) of each argument."""
-    typed = []
-    for action in parser._actions:
-        if action.option_strings:
-            typed.append((action.dest, action.option_strings[-1]))
-        elif isinstance(action.metavar, str) and action.nargs != argparse.PARSER:
-            typed.append((action.dest, action.metavar))
-    return typed
-
-
-def _escaped(char: str) -> str:
-    """Returns a visible symbol for a control character."""
-    code = ord(char)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"⟨U+{code:04X}⟩"
+    if not isinstance(error, ValueError | ImportError | OSError | RuntimeError):
+        message = printable(f"unexpected {type(error).__name__}: {error}".strip(": "))
+        print(f"{parser.prefix}error: {message}", file=sys.stderr)
+        print(f"{parser.prefix}--debug shows where: {parser.prog} --debug ...", file=sys.stderr)
+        return message
+    lines = "\n".join([str(error), *getattr(error, "__notes__", ())]).splitlines()
+    is_list = exit_code_of(error) == REFUSED or any(line[:1].isspace() for line in lines)
+    message = "\n".join(lines) if is_list else " ".join(filter(None, lines))
+    if isinstance(error, _PATHS) and error.filename is not None:
+        path = str(error.filename)
+        message = f"a path must exist, got {path!r} ({error.strerror}): correct it"
+    return parser.say(parser.as_typed(message))

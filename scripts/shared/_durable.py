@@ -6,8 +6,7 @@ Both are written beside their place under another name, synced, and renamed; a r
 POSIX file system. A killed writer leaves a hidden file or directory `.NAME.*.partial`. No reader
 opens it.
 
-This file is kept verbatim in several packages, since no package imports another. Edit it in
-scripts/shared, then run scripts/copies.py.
+Kept verbatim in several packages: edit scripts/shared, then run scripts/copies.py.
 """
 
 import errno
@@ -18,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Errors of a rename onto a directory or a file that has come to be there.
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+# Errors of a rename onto a directory or a file that has come to be there, or a mount point.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY)
 
 
 def sync(*paths: Path) -> None:
@@ -76,16 +75,13 @@ def new_directory(path: Path) -> Iterator[Path]:
         try:
             partial.rename(path)
         except OSError as error:
-            if error.errno == errno.EBUSY:
-                raise FileExistsError(
-                    f"the destination must be new, got {str(path)!r}, which is a mount point; give "
-                    f"a directory in it, such as {str(path / '1')!r}"
-                ) from error
             if error.errno not in _TAKEN:
                 raise
+            reason = "another process wrote meanwhile; give another one"
+            if error.errno == errno.EBUSY:
+                reason = f"is a mount point; give a directory in it, such as {str(path / '1')!r}"
             raise FileExistsError(
-                f"the destination must be new, got {str(path)!r}, which another process wrote "
-                "meanwhile; give another one"
+                f"the destination must be new, got {str(path)!r}, which {reason}"
             ) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

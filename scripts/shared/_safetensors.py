@@ -11,8 +11,7 @@ less.
 
 Source: the format's specification in the safetensors repository; tried with safetensors 0.8.
 
-This file is kept verbatim in several packages, since no package imports another. Edit it in
-scripts/shared, then run scripts/copies.py.
+Kept verbatim in several packages: edit scripts/shared, then run scripts/copies.py.
 """
 
 import dataclasses
@@ -129,24 +128,23 @@ def entries(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any
 
 def parse_json(text: bytes) -> dict[str, Any]:
     """Parses a JSON object. Raises FormatError, also for a repeated key."""
-    twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) < len(pairs):
             # Counted in one pass: a damaged header may hold millions of keys.
-            counts = Counter(name for name, _ in pairs)
-            twice.append(next(name for name, count in counts.items() if count > 1))
+            [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+            raise FormatError(f"the key {_short(name)} comes twice")
         return members
 
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=unique)
+    except FormatError:
+        raise
     except RecursionError as error:
         raise FormatError("is not JSON where it should be (nested too deeply)") from error
     except ValueError as error:
         raise FormatError(f"is not JSON where it should be ({error})") from error
-    if twice:
-        raise FormatError(f"the key {_short(twice[0])} comes twice")
     if not isinstance(parsed, dict):
         raise FormatError(f"the JSON is a {type(parsed).__name__}, not an object")
     return parsed
@@ -154,24 +152,21 @@ def parse_json(text: bytes) -> dict[str, Any]:
 
 def _tensor(name: str, entry: Any, *, base: int) -> Tensor:
     """Checks one entry of a header."""
+    tensor = f"tensor {_short(name)}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise FormatError(
-            f"tensor {_short(name)} is {_short(entry)}, without dtype, shape and data_offsets"
-        )
+        raise FormatError(f"{tensor} is {_short(entry)}, without dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise FormatError(f"tensor {_short(name)} has dtype {_short(dtype)}")
+        raise FormatError(f"{tensor} has dtype {_short(dtype)}")
     if not _counts(shape) or len(shape) > _MAX_AXES:
-        raise FormatError(f"tensor {_short(name)} has shape {_short(shape)}")
+        raise FormatError(f"{tensor} has shape {_short(shape)}")
     if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:
-        raise FormatError(f"tensor {_short(name)} has shape {_short(shape)}, larger than memory")
+        raise FormatError(f"{tensor} has shape {_short(shape)}, larger than memory")
     if not _counts(offsets) or len(offsets) != 2:
-        raise FormatError(f"tensor {_short(name)} has data_offsets {_short(offsets)}")
+        raise FormatError(f"{tensor} has data_offsets {_short(offsets)}")
     start, stop = offsets
     if (stop - start) * 8 != math.prod(shape) * BITS[dtype]:
-        raise FormatError(
-            f"tensor {_short(name)} of {dtype} {_short(shape)} has {stop - start} bytes"
-        )
+        raise FormatError(f"{tensor} of {dtype} {_short(shape)} has {stop - start} bytes")
     return Tensor(dtype=dtype, shape=tuple(shape), start=base + start, stop=base + stop)
 
 

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,9 +38,8 @@ nox.options.sessions += [f"tests-{python}" for python in workspace.PYTHONS]
 
 PACKAGES = list(workspace.members())
 LIBRARIES = [p for p in PACKAGES if p != workspace.META]
-TORCH = (
-    "torch==2.13.0"  # an oracle and a peer, never a dependency; pip finds CPU builds, uv does not
-)
+# An oracle and a peer, never a dependency; pip finds CPU builds, uv does not.
+TORCH = "torch==2.13.0"
 
 # Benchmarks that need what does not install beside the others, or on this Python.
 APART = {"absent_70b", "first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
@@ -110,11 +110,6 @@ def keep_compiled(session: nox.Session) -> None:
         session.env.update(json.loads(str(settings)))
 
 
-def run_suite(session: nox.Session, package: str) -> None:
-    """Run a package's suite."""
-    session.run("pytest", f"packages/{package}/tests", *session.posargs)
-
-
 @nox.session(python=[*workspace.PYTHONS, *workspace.NEWER])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
@@ -122,7 +117,7 @@ def tests(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen)
     assert_alone(session, *chosen)
-    run_suite(session, package)
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
 @nox.session(python=[*workspace.PYTHONS, *workspace.NEWER])
@@ -132,7 +127,7 @@ def newest(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen, options=("--upgrade",))
     assert_alone(session, *chosen)
-    run_suite(session, package)
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
 @nox.session(python="3.11")
@@ -182,13 +177,24 @@ def documents(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def first_pages(session: nox.Session) -> None:
+    """Every command and program of README.md and the site's first page, in a fresh clone."""
+    own = {"PATH": os.environ["PATH"]}  # nothing of this session
+    with tempfile.TemporaryDirectory() as clone:
+        session.run("git", "clone", "--quiet", str(ROOT), clone, external=True)
+        session.run(f"{clone}/scripts/setup", env=own, external=True)
+        walk = ("python", "scripts/documents.py", "--clone", clone, "README.md", "docs/index.md")
+        session.run(*walk, env=own)
+
+
+@nox.session(python="3.11")
 @nox.parametrize("package", LIBRARIES, ids=LIBRARIES)
 def floor(session: nox.Session, package: str) -> None:
     """The same with the lowest versions that the package itself declares."""
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen, options=("--resolution", "lowest-direct"))
     assert_alone(session, *chosen)
-    run_suite(session, package)
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
 @nox.session(python=workspace.PYTHONS)
@@ -286,7 +292,7 @@ def imports(session: nox.Session) -> None:
     with installing(session):
         session.install("--exact", *constraints, "import-linter")
         session.install("--no-deps", *(p for m in members() for p in ("--editable", str(m.path))))
-    session.run("lint-imports")
+    session.run("lint-imports", "--no-cache")
 
 
 @nox.session(python="3.11")
@@ -360,6 +366,11 @@ def wheel(session: nox.Session) -> None:
     session.install(*constraints, "uv")
     session.run("uv", "build", "--quiet", "--clear", str(member.path), "--out-dir", "dist")
     (built,) = (ROOT / "dist").glob("*.whl")
+    metadata = f"{member.module}-{member.version}.dist-info/METADATA"
+    if b"\nProject-URL: " not in zipfile.ZipFile(built).read(metadata):
+        session.error(
+            f"no Project-URL in {built.name}: set url in pyproject.toml, run scripts/release"
+        )
     group = ("--group", f"{member.path}/pyproject.toml:test") if "test" in member.groups else ()
     # Without the workspace's sources the wheel itself answers for the name in its test group.
     session.install("--no-sources", *constraints, str(built), *group)
@@ -369,8 +380,7 @@ def wheel(session: nox.Session) -> None:
 @nox.session(python=workspace.PYTHONS)
 def build(session: nox.Session) -> None:
     """Wheels of every member, through their sdists, installed together far from the sources."""
-    wrong = workspace.false_pins()
-    if wrong:
+    if wrong := workspace.false_pins():
         session.error("the meta-package's pins lie: " + "; ".join(wrong))
     files = [str(wheels.built(member)) for member in members()]
     for member, file in zip(members(), files, strict=True):

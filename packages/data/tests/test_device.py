@@ -183,7 +183,7 @@ def test_a_depth_below_one_is_an_error(rows, sharding):
 
 
 def test_without_jax_it_says_what_to_install(rows, sharding, monkeypatch):
-    monkeypatch.delitem(sys.modules, "dovetail_data.batching.ahead", raising=False)
+    monkeypatch.delitem(sys.modules, "dovetail_data.batching._ahead", raising=False)
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"pip install 'dovetail-data\[device\]'"):
         to_device(batches(rows, global_batch=4, seed=1), sharding)

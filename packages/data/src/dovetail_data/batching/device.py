@@ -11,7 +11,7 @@ from dovetail_data.batching.batch import BatchIterator
 if TYPE_CHECKING:
     import jax
 
-    from dovetail_data.batching.ahead import DeviceBatches
+    from dovetail_data.batching._ahead import DeviceBatches
 
 
 @_elsewhere.call
@@ -58,7 +58,7 @@ def to_device(
     try:
         import jax
 
-        from dovetail_data.batching.ahead import DeviceBatches
+        from dovetail_data.batching._ahead import DeviceBatches
     except ImportError as error:
         raise ImportError(
             "to_device needs the package jax, which cannot be imported: "

@@ -354,7 +354,7 @@ class Template:
 
 
 def _dialect() -> ModuleType:
-    return importlib.import_module("dovetail_data.tokenizing.jinja")  # which imports jinja2
+    return importlib.import_module("dovetail_data.tokenizing._jinja")  # which imports jinja2
 
 
 def _values(

@@ -171,7 +171,7 @@ def test_every_length_with_gradients(t, s):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("traced_anew")
-@pytest.mark.parametrize("bias", [None, "bs", "nts"])
+@pytest.mark.parametrize("bias", [None, pytest.param("bs", marks=pytest.mark.slow), "nts"])
 def test_rows_together_are_rows_one_by_one(monkeypatch, bias):
     """As where rows are divided among devices, and on a GPU."""
     asked = []

@@ -1,0 +1,45 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The record of training runs, of any loop: settings, launches, metrics and notes in a folder.
+
+- A run: `Run`, with `Run.launch` to write it; `Launch` is a sink of metrics.
+- Its content: `Metrics`, `Curve`, `Account`, `Straggler`, `Note`; `read_metrics` of a single file.
+- Several runs: `find`, `Found`, `summary`, `Summary`, `compare`, `Comparison`.
+- Settings as options of a command: `add_options`, `from_options`.
+- `devices_of` describes devices of JAX; `DamagedRun` is the error for a run that cannot be read.
+
+The command `python -m dovetail_runs` lists, shows and compares runs. Nothing here imports JAX.
+"""
+
+from dovetail_runs.compare import Comparison, compare
+from dovetail_runs.damaged import DamagedRun
+from dovetail_runs.find import Found, find
+from dovetail_runs.metrics.account import Account, Straggler
+from dovetail_runs.metrics.metrics import Curve, Metrics, read_metrics
+from dovetail_runs.record.launch import Launch
+from dovetail_runs.record.machine import devices_of
+from dovetail_runs.record.notes import Note
+from dovetail_runs.run import Run
+from dovetail_runs.settings.options import add_options, from_options
+from dovetail_runs.summary import Summary, summary
+
+__all__ = [
+    "Account",
+    "Comparison",
+    "Curve",
+    "DamagedRun",
+    "Found",
+    "Launch",
+    "Metrics",
+    "Note",
+    "Run",
+    "Straggler",
+    "Summary",
+    "add_options",
+    "compare",
+    "devices_of",
+    "find",
+    "from_options",
+    "read_metrics",
+    "summary",
+]

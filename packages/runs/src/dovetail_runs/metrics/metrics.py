@@ -1,0 +1,243 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of `metrics.jsonl`: one curve for each scalar, over all launches.
+
+Values lie in arrays, so that ten million lines fit into memory.
+"""
+
+import itertools
+import json
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from dovetail_runs.events import excerpt
+from dovetail_runs.metrics.writer import HEAD
+
+_NAMED = 20  # damaged lines that are named; the others are counted
+_WORDS = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The values of one scalar.
+
+    Attributes:
+        steps: i64[n], rising.
+        values: f64[n]. NaN where NaN was written.
+        times_s: f64[n], Unix time of each line.
+    """
+
+    steps: Int64[np.ndarray, " n"]
+    values: Float64[np.ndarray, " n"]
+    times_s: Float64[np.ndarray, " n"]
+
+    def __repr__(self) -> str:
+        return f"Curve({len(self.steps)} values)"
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __bool__(self) -> bool:
+        return len(self.steps) > 0
+
+    def where(self, kept: Bool[np.ndarray, " n"]) -> "Curve":
+        """Returns the values for which `kept` is true."""
+        return Curve(steps=self.steps[kept], values=self.values[kept], times_s=self.times_s[kept])
+
+    def last(self) -> tuple[int, float] | None:
+        """Returns the last step and its value; None without values."""
+        return (int(self.steps[-1]), float(self.values[-1])) if self else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """All lines of a file, also those that a later launch replaced.
+
+    Attributes:
+        steps: i64[n], in the order of the file.
+        generations: i64[n], number of the launch.
+        times_s: f64[n], Unix time.
+        columns: (i64[m] numbers of lines, f64[m] values) of each scalar by name.
+    """
+
+    steps: Int64[np.ndarray, " n"]
+    generations: Int64[np.ndarray, " n"]
+    times_s: Float64[np.ndarray, " n"]
+    columns: Mapping[str, tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
+
+    def column(self, name: str) -> Float64[np.ndarray, " n"]:
+        """Returns a scalar line by line, NaN for lines without it."""
+        values = np.full(len(self.steps), np.nan)
+        if name in self.columns:
+            numbers, found = self.columns[name]
+            values[numbers] = found
+        return values
+
+    @cached_property
+    def kept(self) -> Bool[np.ndarray, " n"]:
+        """Whether a line is part of the run: no later launch has replaced it.
+
+        A launch that reaches a step replaces the lines of earlier ones there. A launch that begins
+        after step 0 goes on from what was saved at its first step: there, earlier lines describe
+        the same state and stay.
+        """
+        if not len(self.steps):
+            return np.zeros(0, bool)
+        order = np.lexsort((np.arange(len(self.steps)), self.steps))
+        steps, generations = self.steps[order], self.generations[order]
+        first = np.unique(self.generations, return_index=True)
+        begun = dict(zip(first[0].tolist(), self.steps[first[1]].tolist(), strict=True))
+        begins = np.array([begun[g] for g in first[0].tolist()])
+        begin = begins[np.searchsorted(first[0], generations)]
+        replaces = np.ones(len(order), bool)  # the lines of the step before it
+        same = (steps[1:] == steps[:-1]) & (generations[1:] == generations[:-1])
+        continued = (steps[1:] == steps[:-1]) & (begin[1:] == steps[1:]) & (steps[1:] > 0)
+        replaces[1:] = ~(same | continued)
+        # The place of the last replacement within each step.
+        place = np.where(replaces, np.arange(len(order)), 0)
+        last = np.flatnonzero(np.r_[steps[1:] != steps[:-1], True])
+        sizes = np.diff(np.r_[-1, last])
+        cut = np.repeat(np.maximum.accumulate(place)[last], sizes)
+        kept = np.zeros(len(order), bool)
+        kept[order] = np.arange(len(order)) >= cut
+        return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The scalars of a run.
+
+    Attributes:
+        lines: All lines that could be read.
+        damage: What is wrong with damaged lines, which are left out; at most 20, then a count.
+    """
+
+    lines: Lines
+    damage: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        damaged = f", {len(self.damage)} damaged" if self.damage else ""
+        return f"Metrics({len(self)} lines of {', '.join(self.names) or 'nothing'}{damaged})"
+
+    def __len__(self) -> int:
+        return len(self.lines.steps)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the scalars, in the order in which they first came."""
+        return list(self.lines.columns)
+
+    def curve(self, name: str) -> Curve:
+        """Returns the values of a scalar, one for each step; empty if the run has no such scalar.
+
+        A step that was written several times has its last value.
+        """
+        numbers, values = self.lines.columns.get(name, (np.zeros(0, np.int64), np.zeros(0)))
+        kept = self.lines.kept[numbers]
+        numbers, values = numbers[kept], values[kept]
+        order = np.argsort(self.lines.steps[numbers], kind="stable")
+        numbers, values = numbers[order], values[order]
+        steps = self.lines.steps[numbers]
+        last = np.r_[steps[1:] != steps[:-1], True] if len(steps) else np.zeros(0, bool)
+        return Curve(
+            steps=steps[last], values=values[last], times_s=self.lines.times_s[numbers[last]]
+        )
+
+    def updates(self, name: str) -> Curve:
+        """Returns the finite values of a scalar without those of skipped steps."""
+        curve, skipped = self.curve(name), self.curve("skipped")
+        without = np.isin(curve.steps, skipped.steps[skipped.values > 0])
+        return curve.where(np.isfinite(curve.values) & ~without)
+
+    def last_time_s(self) -> float | None:
+        """Returns the Unix time of the last line; None without lines."""
+        return float(self.lines.times_s[-1]) if len(self) else None
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """Reads a file that a launch wrote, or `dovetail_train.Jsonl`; also while it grows.
+
+    An incomplete last line is left out. Damaged lines are left out and named.
+
+    Args:
+        path: The file. A missing one has no lines.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_runs import read_metrics
+        >>> line = '{"step": 0, "generation": 0, "time_s": 1.5, "loss": 4.5}'
+        >>> _ = Path("metrics.jsonl").write_text(line + "\\n" + "no JSON" + "\\n")
+        >>> metrics = read_metrics("metrics.jsonl")
+        >>> metrics.curve("loss").last()
+        (0, 4.5)
+        >>> metrics.damage
+        ("metrics.jsonl:2: no line of metrics: 'no JSON'",)
+    """
+    file = Path(path)
+    steps, generations, times = array("q"), array("q"), array("d")
+    columns: dict[str, tuple[array[int], array[float]]] = {}
+    damage, damaged = list[str](), 0
+    for number, text in enumerate(_complete(file), start=1):
+        line = _parsed(text)
+        if line is None:
+            damaged += 1
+            if damaged <= _NAMED:
+                damage.append(f"{file.name}:{number}: no line of metrics: {excerpt(text)}")
+            continue
+        for name, value in line.items():
+            if name not in HEAD:
+                if name not in columns:
+                    columns[name] = array("q"), array("d")
+                columns[name][0].append(len(steps))
+                columns[name][1].append(value)
+        steps.append(line["step"])
+        generations.append(line["generation"])
+        times.append(line.get("time_s", 0.0))
+    if damaged > _NAMED:
+        damage.append(f"{file.name}: {damaged - _NAMED} more damaged lines")
+    lines = Lines(
+        steps=_array(steps, np.int64),
+        generations=_array(generations, np.int64),
+        times_s=_array(times, np.float64),
+        columns={k: (_array(n, np.int64), _array(v, np.float64)) for k, (n, v) in columns.items()},
+    )
+    return Metrics(lines=lines, damage=tuple(damage))
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray:
+    return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)
+
+
+def _complete(file: Path) -> Iterator[bytes]:
+    """Yields the lines that are complete."""
+    if not file.is_file():
+        return
+    with file.open("rb") as opened:
+        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), opened)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Returns the numbers of a line, null as NaN; None if it is damaged."""
+    try:
+        line = json.loads(text)
+        head = line["step"], line["generation"], line.get("time_s", 0.0)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    whole = all(type(number) is int and 0 <= number < 1 << 62 for number in head[:2])
+    if not whole or type(head[2]) not in (int, float):
+        return None
+    for name, value in line.items():
+        if type(value) is not float and type(value) is not int:
+            value = np.nan if value is None else _WORDS.get(value) if type(value) is str else value
+            if type(value) is not float:
+                return None
+            line[name] = value
+    return line

@@ -1,0 +1,129 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The writer of `metrics.jsonl`: a line for each step, readable after a kill at any moment."""
+
+import json
+import math
+import operator
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+HEAD = ("step", "generation", "time_s")  # of each line
+_TAIL = 1 << 16  # bytes of one look for the last line
+
+
+class Writer:
+    """Appends {"step", "generation", "time_s", ...scalars} lines to a file, each flushed.
+
+    The first write begins a new generation, one more than the file's last. An incomplete last line
+    is removed first. NaN and infinities are written as the strings "nan", "inf" and "-inf", since
+    JSON has no such numbers.
+
+    Args:
+        path: The file.
+        now: Clock, in Unix time.
+    """
+
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
+        self._file: IO[str] | None = None
+        self._generation: int | None = None
+        self._last: dict[str, int] = {}  # step by name
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Writes scalars by name.
+
+        Args:
+            step: Number of the step, from 0 on.
+            scalars: Numbers, or arrays of no dimension.
+
+        Raises:
+            TypeError: The step is no whole number, or a value no number.
+            ValueError: The step is negative, a scalar falls behind its last step, or it has a name
+                that lines use themselves.
+        """
+        step = _checked_step(step)
+        numbers = {name: _number(name, value) for name, value in scalars.items()}
+        for name in numbers:
+            if step < self._last.get(name, 0):
+                raise ValueError(
+                    f"steps must not fall within a launch, got {name} at step {step} after step "
+                    f"{self._last[name]}: count the steps of all epochs, or launch the run again"
+                )
+        if self._generation is None:
+            self._generation = begin(self._path)
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        head = {"step": step, "generation": self._generation, "time_s": self._now()}
+        written = {k: v if math.isfinite(v) else str(v) for k, v in numbers.items()}
+        self._file.write(json.dumps(head | written, allow_nan=False) + "\n")
+        self._file.flush()
+        self._last.update(dict.fromkeys(numbers, step))
+
+    def close(self) -> None:
+        """Closes the file. A later write opens it again, in the same generation."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def begin(path: Path) -> int:
+    """Removes an incomplete last line, and returns the number of the next generation."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        end = file.seek(0, 2)
+        tail = b""
+        while end > 0:
+            begun = max(0, end - _TAIL)
+            file.seek(begun)
+            tail, end = file.read(end - begun) + tail, begun
+            lines = tail.split(b"\n")
+            if len(lines) == 1:
+                continue  # no line ends here
+            if begun + len(tail) - len(lines[-1]) < file.seek(0, 2):
+                file.truncate(begun + len(tail) - len(lines[-1]))
+            for line in reversed(lines[1 if begun else 0 : -1]):
+                if (generation := _generation(line)) is not None:
+                    return generation + 1
+        if b"\n" not in tail:
+            file.truncate(0)
+    return 0
+
+
+def _generation(line: bytes) -> int | None:
+    try:
+        return int(json.loads(line)["generation"])
+    except (ValueError, TypeError, KeyError):
+        return None  # a damaged line: the reader names it
+
+
+def _checked_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(
+            f"a step must be a whole number, got {step!r:.100} of type {type(step).__name__}: "
+            "count the updates from 0"
+        ) from None
+    if number < 0 or isinstance(step, bool):
+        raise ValueError(f"a step must be a number from 0 on, got {step!r}: count from 0")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    if name in HEAD:
+        raise ValueError(
+            f"a scalar must not be called {', '.join(HEAD)}, got {name!r}: give it another name"
+        )
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise TypeError(
+        f"scalars must be numbers, got {name}={value!r:.100} of type {type(value).__name__}: "
+        "write the mean of an array, and texts as notes of the run"
+    )

@@ -1,0 +1,110 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of a run, `launches.jsonl`: time, command, commit, versions and devices of each.
+
+A launch has two lines: one at its start, one at its end. A killed launch has no second line, and
+its lock is free.
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail_runs.events import now
+from dovetail_runs.metrics.writer import Writer
+from dovetail_runs.record import machine
+
+FILE = "launches.jsonl"
+OUTCOMES = ("finished", "interrupted", "failed")
+
+
+@dataclass(kw_only=True)
+class Launch:
+    """A launch that is under way, and the sink of its metrics.
+
+    It is a `Sink` of dovetail-train: pass it in `fit(sinks=[launch])`.
+
+    Attributes:
+        outcome: Outcome to record if the block ends without an error: "finished", or "interrupted"
+            for a run that was stopped on request and will go on.
+    """
+
+    outcome: str = "finished"
+    _writer: Writer | None = field(default=None, repr=False)
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Appends scalars to the metrics of the run. Processes other than 0 write nothing.
+
+        Several calls for one step are merged. A killed process loses no line that was written.
+
+        Args:
+            step: Number of the step, from 0 on. It must not fall within a launch.
+            scalars: Numbers by name, or arrays of no dimension. NaN and infinities are kept.
+
+        Raises:
+            TypeError: The step is no whole number, or a value no number.
+            ValueError: The step falls, or a scalar is called step, generation or time_s.
+        """
+        if self._writer is not None:
+            self._writer.write(step, scalars)
+
+    def close(self) -> None:
+        """Closes the file of metrics. A later write opens it again."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def beginning(
+    *,
+    command: Sequence[str] | None,
+    devices: Mapping[str, Any] | None,
+    seeds: Mapping[str, int],
+    code: Path | None,
+) -> dict[str, Any]:
+    """Returns the start of a launch.
+
+    Args:
+        command: Its words. Default: those of this process.
+        devices: Platform, kind and count.
+        seeds: Random seeds by name.
+        code: A file of the program. Default: that of `__main__`.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    file = code or (Path(main) if main else None)
+    return {
+        "event": "start",
+        "time": now(),
+        "command": shlex.join(sys.orig_argv if command is None else command),
+        "host": machine.host(),
+        "cores": machine.cores(),
+        "devices": None if devices is None else dict(devices),
+        "seeds": dict(seeds),
+        "versions": machine.versions(),
+        "git": {
+            "directory": machine.commit_of(Path.cwd()),
+            "code": None if file is None else machine.commit_of_file(file.resolve()),
+        },
+    }
+
+
+def ending(outcome: str) -> dict[str, Any]:
+    """Returns the end of a launch. ValueError for an unknown outcome."""
+    if outcome not in OUTCOMES:
+        raise ValueError(
+            f"an outcome must be one of {', '.join(OUTCOMES)}, got outcome={outcome!r}: set "
+            "launch.outcome to 'interrupted' for a run that will go on"
+        )
+    return {"event": "end", "time": now(), "outcome": outcome}
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Returns the end of a launch that an error ended. An interruption is none."""
+    if isinstance(error, KeyboardInterrupt):
+        return ending("interrupted")
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return ending("finished")
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return {**ending("failed"), "error": reason}

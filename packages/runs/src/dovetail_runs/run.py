@@ -1,0 +1,310 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A training run: a folder with settings, launches, metrics and notes."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dovetail_runs import events
+from dovetail_runs.damaged import DamagedRun
+from dovetail_runs.metrics.account import Account, account_of
+from dovetail_runs.metrics.metrics import Metrics, read_metrics
+from dovetail_runs.metrics.writer import Writer
+from dovetail_runs.record import launch, lock, machine, notes
+from dovetail_runs.record.launch import Launch
+from dovetail_runs.record.notes import Note
+from dovetail_runs.settings import fields
+
+SETTINGS, METRICS = "run.json", "metrics.jsonl"
+S = TypeVar("S")
+_NAMED = 5  # entries of a folder, in a message
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """A training run in a folder.
+
+    Every property reads the files, also while another process writes them. A folder needs no
+    server, and may be copied or mounted.
+
+    Args:
+        path: The folder. `launch` makes it.
+
+    Example:
+
+        >>> from dovetail_runs import Run
+        >>> run = Run("runs/first")
+        >>> with run.launch(settings={"learning_rate": 0.1}) as launch:
+        ...     for step in range(3):
+        ...         launch.write(step, {"loss": 1 / (step + 1)})
+        >>> run.state, run.metrics.curve("loss").values.tolist()
+        ('finished', [1.0, 0.5, 0.3333333333333333])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._cache: tuple[tuple[int, int], Metrics] | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @contextlib.contextmanager
+    def launch(
+        self,
+        settings: Any = None,
+        *,
+        recipe: str | None = None,
+        changeable: Collection[str] = (),
+        command: Sequence[str] | None = None,
+        devices: Mapping[str, Any] | None = None,
+        seeds: Mapping[str, int] | None = None,
+        code: str | Path | None = None,
+        process: int = 0,
+    ) -> Iterator[Launch]:
+        """Locks the run and records a launch from its start to its end.
+
+        The first launch stores the settings. A later one goes on with the same settings. Its end
+        is "finished", "interrupted" after a KeyboardInterrupt, or "failed" after another error. A
+        warning is logged if versions differ from those of the first launch.
+
+        Args:
+            settings: A dataclass or a mapping. Default: those of the run, or none for a new one.
+            recipe: Name of the kind of run. Default: that of the class of `settings`.
+            changeable: Fields of the settings that this launch may change, as "field" or
+                "group.field". The change is recorded.
+            command: Words of the command. Default: those of this process. Pass your own if they
+                hold a secret.
+            devices: For example `devices_of(jax.devices())`. Default: not recorded.
+            seeds: Random seeds by name. Default: none.
+            code: A file of the program, whose commit is recorded. Default: that of `__main__`.
+            process: Index of this process among several, such as `jax.process_index()`. Others
+                than 0 record nothing.
+
+        Raises:
+            RuntimeError: Another launch holds the run.
+            ValueError: The run has other settings.
+            TypeError: A setting has no form in JSON.
+            DamagedRun: The stored settings cannot be read.
+        """
+        if process:
+            yield Launch()
+            return
+        with lock.locked(self.path, settings_file=SETTINGS):
+            changed = self._settle(settings, recipe, changeable)
+            begun = launch.beginning(
+                command=command,
+                devices=devices,
+                seeds=seeds or {},
+                code=None if code is None else Path(code),
+            )
+            if changed:
+                begun["changes"] = changed
+            if earlier := self.launches:
+                self._compare(earlier[0].get("versions", {}), begun["versions"])
+            file = self.path / launch.FILE
+            events.append(file, begun)
+            writer = Writer(self.path / METRICS)
+            under_way = Launch(_writer=writer)
+            try:
+                yield under_way
+                end = launch.ending(under_way.outcome)
+            except BaseException as error:
+                # Where the disk is what failed, the error under way says more than another one.
+                with contextlib.suppress(OSError):
+                    events.append(file, launch.failure(error))
+                raise
+            finally:
+                writer.close()
+            events.append(file, end)
+
+    @property
+    def recipe(self) -> str | None:
+        """Name of the kind of run."""
+        return self._content()["recipe"]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings as JSON values. ValueError if the folder is no run, DamagedRun if damaged."""
+        return self._content()["settings"]
+
+    def settings_as(self, kind: type[S]) -> S:
+        """Returns the settings as the dataclass that they were stored from.
+
+        Args:
+            kind: The class.
+
+        Raises:
+            DamagedRun: The stored settings do not fit the class.
+        """
+        return fields.from_json(kind, self.settings, place=str(self.path / SETTINGS))
+
+    @property
+    def launches(self) -> list[dict[str, Any]]:
+        """Starts of the launches, in order."""
+        return [event for event in self.events if event["event"] == "start"]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Starts and ends of the launches, in order."""
+        return events.read(self.path / launch.FILE)[0]
+
+    @property
+    def state(self) -> str:
+        """State of the run.
+
+        "running", "finished", "interrupted" (stopped on request), "failed", "killed" (no end was
+        recorded), "unknown" (no end was recorded on another machine, where it may still run), or
+        "new" (never launched).
+        """
+        if lock.is_locked(self.path) or self.path.resolve() in lock.held:
+            return "running"
+        recorded = self.events
+        if not recorded:
+            return "new"
+        last = recorded[-1]
+        if last["event"] == "end":
+            return str(last.get("outcome", "unknown"))
+        return "killed" if last.get("host") == machine.host() else "unknown"
+
+    @property
+    def metrics(self) -> Metrics:
+        """All scalars. Read again if the file has changed."""
+        file = self.path / METRICS
+        status = file.stat() if file.is_file() else None
+        stamp = (status.st_size, status.st_mtime_ns) if status else (0, 0)
+        if self._cache is None or self._cache[0] != stamp:
+            self._cache = stamp, read_metrics(file)
+        return self._cache[1]
+
+    @property
+    def account(self) -> Account | None:
+        """Where the wall time went; None with fewer than two lines of metrics."""
+        return account_of(self.metrics.lines)
+
+    @property
+    def notes(self) -> list[Note]:
+        """Notes, in the order in which they were written."""
+        return notes.read_notes(self.path)[0]
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags, in alphabetical order."""
+        return notes.read_notes(self.path)[1]
+
+    @property
+    def damage(self) -> list[str]:
+        """Lines that could not be read, each with its file and number."""
+        found = [*events.read(self.path / launch.FILE)[1], *notes.read_notes(self.path)[2]]
+        return [*found, *self.metrics.damage]
+
+    def note(self, text: str) -> None:
+        """Adds a note. ValueError if it is empty, or if the folder is no run."""
+        if not text.strip():
+            raise ValueError("a note must have a text, got an empty one: write a sentence")
+        self._content()
+        notes.write(self.path, "note", text=text)
+
+    def tag(self, *tags: str) -> None:
+        """Adds tags. ValueError for a tag with blanks, or if the folder is no run."""
+        self._content()
+        for tag in map(notes.checked_tag, tags):
+            notes.write(self.path, "tag", tag=tag)
+
+    def untag(self, *tags: str) -> None:
+        """Removes tags. ValueError for one that the run does not have."""
+        has = self.tags
+        if missing := [tag for tag in tags if tag not in has]:
+            raise ValueError(
+                f"a tag to remove must be one of the run's, got {missing[0]!r}: its tags are "
+                f"{', '.join(has) or 'none'}"
+            )
+        for tag in tags:
+            notes.write(self.path, "untag", tag=tag)
+
+    def _settle(
+        self, settings: Any, recipe: str | None, changeable: Collection[str]
+    ) -> dict[str, list[Any]]:
+        """Stores the settings, and returns those that this launch changes."""
+        is_new = not (self.path / SETTINGS).is_file()
+        if settings is None and not is_new:
+            return {}
+        values = fields.to_json({} if settings is None else settings)
+        kind = (
+            None if settings is None or isinstance(settings, Mapping) else type(settings).__name__
+        )
+        content = {"recipe": recipe or kind, "settings": values}
+        if is_new:
+            self._save(content)
+            return {}
+        stored = self._content()
+        changed = fields.changes(stored["settings"], values)
+        if stored["recipe"] != content["recipe"]:
+            changed = {"recipe": [stored["recipe"], content["recipe"]], **changed}
+        refused = [
+            f"{name}={after!r} (the run has {before!r})"
+            for name, (before, after) in changed.items()
+            if not {name, name.rpartition(".")[2]} & set(changeable)
+        ]
+        if refused:
+            raise ValueError(
+                f"a run must go on with its settings, got {', '.join(refused)}: take another "
+                "folder, or name the fields in changeable=(...)"
+            )
+        if changed:
+            self._save(content)
+        return changed
+
+    def _save(self, content: Mapping[str, Any]) -> None:
+        """Writes run.json atomically."""
+        partial = self.path / f"{SETTINGS}.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, self.path / SETTINGS)
+
+    def _content(self) -> dict[str, Any]:
+        file = self.path / SETTINGS
+        if not file.is_file():
+            raise ValueError(
+                f"a run is a folder with {SETTINGS}, got {str(self.path)!r}, {seen(self.path)}: "
+                "name the folder that was launched"
+            )
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            recipe, settings = content.get("recipe"), content["settings"]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DamagedRun(
+                f"{str(file)!r} must be JSON with settings, got a damaged file "
+                f"({type(error).__name__}: {error}): restore it, or begin a new run"
+            ) from error
+        if not isinstance(settings, dict) or not (recipe is None or isinstance(recipe, str)):
+            raise DamagedRun(
+                f"{str(file)!r} must hold a recipe and a group of settings, got {recipe!r:.60} and "
+                f"{settings!r:.60}: restore it, or begin a new run"
+            )
+        return {"recipe": recipe, "settings": settings}
+
+    def _compare(self, first: Mapping[str, str], present: Mapping[str, str]) -> None:
+        if other := machine.differing(first, present):
+            _log.warning(
+                "the run began with other versions (%s): it goes on, but equal to an unbroken run "
+                "in every bit it is with the same ones only",
+                ", ".join(other),
+            )
+
+
+def seen(path: Path) -> str:
+    """Returns what a path that is no run is instead."""
+    if not path.exists():
+        return "which does not exist"
+    if not path.is_dir():
+        return "which is a file"
+    names = sorted(entry.name for entry in path.iterdir())
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"which holds {', '.join(names[:_NAMED]) + more or 'nothing'}"

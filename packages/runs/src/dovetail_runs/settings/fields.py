@@ -1,0 +1,149 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a run: frozen dataclasses or mappings, as JSON values and as rows of a comparison."""
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dovetail_runs.damaged import DamagedRun
+
+S = TypeVar("S")
+
+
+def to_json(settings: Any) -> dict[str, Any]:
+    """Returns settings as JSON values. Tuples become lists, and paths strings.
+
+    Args:
+        settings: A dataclass, whose fields may be dataclasses (groups), or a mapping.
+
+    Raises:
+        TypeError: A value has no form in JSON.
+    """
+    if not (_is_dataclass(settings) or isinstance(settings, Mapping)):
+        raise TypeError(
+            f"settings must be a dataclass or a mapping, got {settings!r:.100} of type "
+            f"{type(settings).__name__}: pass vars(settings), or {{}}"
+        )
+    return _json(settings, "settings")
+
+
+def from_json(kind: type[S], values: Mapping[str, Any], *, place: str = "settings") -> S:
+    """Returns the dataclass that `to_json` gave `values` of.
+
+    A field that `values` lacks has its default: an earlier version did not have it.
+
+    Args:
+        kind: The class of the settings.
+        values: Values by name of the field.
+        place: Name of the values in messages.
+
+    Raises:
+        DamagedRun: A field is unknown, has no default, or has a value of another type.
+    """
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    if unknown := sorted(values.keys() - fields.keys()):
+        raise DamagedRun(
+            f"{place} must have the fields of {kind.__name__}, got {', '.join(unknown)}: read them "
+            "with the version that wrote them"
+        )
+    made = {name: _value(hints[name], values[name], f"{place}.{name}") for name in values}
+    try:
+        return kind(**made)
+    except (TypeError, ValueError) as error:
+        raise DamagedRun(f"{place} must fit {kind.__name__}, got {error}") from error
+
+
+def flat(values: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Returns {"group.field": value} of JSON values."""
+    rows: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            rows |= flat(value, prefix=f"{prefix}{name}.")
+        else:
+            rows[f"{prefix}{name}"] = value
+    return rows
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns {"group.field": [before, after]} of JSON values that differ; None for a missing one.
+
+    Args:
+        before: Settings as JSON values.
+        after: Settings as JSON values.
+    """
+    old, new = flat(before), flat(after)
+    names = dict.fromkeys([*old, *new])
+    return {
+        name: [old.get(name), new.get(name)] for name in names if old.get(name) != new.get(name)
+    }
+
+
+def short(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns flat tables with "field" for "group.field", where no other group has that field."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    owners: dict[str, set[str]] = {}
+    for name in names:
+        owners.setdefault(name.rpartition(".")[2], set()).add(name)
+    words = {n: s if len(owners[s := n.rpartition(".")[2]]) == 1 else n for n in names}
+    return [{words[name]: value for name, value in table.items()} for table in tables]
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _json(value: Any, place: str) -> Any:
+    if _is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {f.name: _json(getattr(value, f.name), f"{place}.{f.name}") for f in fields}
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"names in {place} must be strings, got {wrong[0]!r}: write str()")
+        return {key: _json(item, f"{place}.{key}") for key, item in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple):
+        return [_json(item, f"{place}[{i}]") for i, item in enumerate(value)]
+    if (isinstance(value, float) and value != value) or value in (float("inf"), -float("inf")):
+        return str(value)
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"settings must be numbers, strings, paths, lists or groups of these, got "
+            f"{place}={value!r:.100} of type {type(value).__name__}: write its name as a string"
+        ) from None
+
+
+def _value(hint: Any, value: Any, place: str) -> Any:
+    """Restores what JSON lacks: tuples, paths, groups, floats without a fraction."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        kinds = [a for a in args if a is not type(None)]
+        return _value(kinds[0], value, place) if len(kinds) == 1 else value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise DamagedRun(f"{place} must be a group of settings, got {value!r:.100}")
+        return from_json(hint, value, place=place)
+    if origin is tuple or hint is tuple:
+        items = [a for a in args if a is not Ellipsis] or [Any]
+        kinds = items * len(value) if Ellipsis in args or not args else items
+        pairs = zip(kinds, value, strict=False)
+        return tuple(_value(kind, item, f"{place}[{i}]") for i, (kind, item) in enumerate(pairs))
+    if isinstance(hint, type) and issubclass(hint, Path) and isinstance(value, str):
+        return hint(value)
+    wanted = float if hint is float else None
+    if wanted is float and (type(value) is int or value in ("nan", "inf", "-inf")):
+        return float(value)
+    if hint in (int, float, str, bool) and type(value) is not hint:
+        raise DamagedRun(f"{place} must be of type {hint.__name__}, got {value!r:.100}")
+    return value

@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from dovetail_stack import launches, runs
+from dovetail_runs import Run
 from train_command import TIMEOUT_S, Command, line, lines, losses, rank_on, started
 
 
 def _steps_as_read(run):
-    return [line["step"] for line in runs.load(run).lines if "loss" in line]
+    return Run(run).metrics.curve("loss").steps.tolist()
 
 
 @pytest.mark.thorough("it kills processes of several hosts")
@@ -36,11 +36,11 @@ def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
     traced = {file.name for file in (run / "trace" / "plugins" / "profile").glob("*/*.xplane.pb")}
     assert traced == {"process0.xplane.pb", "process1.xplane.pb"}
 
-    (job,) = runs.job(runs.load(run))
+    (job,) = Run(run).job
     assert (job.outcome, job.hosts) == ("finished", (2,))
     assert {"waiting", "running", "restarting"} <= {state for state, _, _ in job.spans}
     assert any("SIGKILL" in text for _, text in job.log)
-    assert 0 < runs.job_goodput(runs.load(run)) < 1
+    assert 0 < Run(run).job_goodput < 1
 
 
 def test_a_refusal_ends_the_command_before_a_host_is_started(tmp_path):
@@ -58,7 +58,7 @@ def test_of_two_jobs_on_one_run_the_second_is_refused_and_a_killed_one_holds_not
     steps, run = 60, tmp_path / "run"
     asked = line(steps, 5, "--hosts", "2")
     first, end = Command(run, *asked), time.monotonic() + TIMEOUT_S
-    while not launches.is_running(run):
+    while not Run(run).is_running():
         assert time.monotonic() < end
         time.sleep(0.02)
     for _ in range(2):  # in its start-up, and in its steps
@@ -88,9 +88,9 @@ def test_a_loss_that_is_not_finite_ends_the_job_once(tmp_path):
     skipped = re.findall(r"\[rank (\d)\] WARNING: skipped an update: .* at step (\d+)", errors)
     assert skipped == [("0", str(step)) for step in range(2, 12)]
     assert started(run) == [(0, 2)]
-    loaded = runs.load(run)
+    loaded = Run(run)
     assert loaded.state == "failed"
-    assert runs.job(loaded)[0].outcome == "failed"
+    assert loaded.job[0].outcome == "failed"
 
 
 @pytest.mark.slow
@@ -134,15 +134,15 @@ def test_an_interrupted_job_is_saved_and_resumed_on_another_number_of_hosts(tmp_
     assert f"Saved. Resume it with: dovetail train --out {run}" in errors
     done = len(losses(run))
     assert 5 <= done < steps
-    assert runs.load(run).state == "interrupted"
-    assert runs.job(runs.load(run))[0].outcome == "interrupted"
+    assert Run(run).state == "interrupted"
+    assert Run(run).job[0].outcome == "interrupted"
 
     code, _, errors = Command(run, "--hosts", "1").ended()
     assert code == 0, errors
     assert [entry["step"] for entry in lines(run, "metrics.jsonl") if "loss" in entry] == [
         *range(steps)
     ]
-    assert runs.load(run).state == "finished"
+    assert Run(run).state == "finished"
 
 
 @pytest.mark.slow
@@ -158,6 +158,6 @@ def test_a_rank_that_stands_still_is_reported_and_replaced(tmp_path):
     assert re.search(r"Suspected: rank \d on local host 1", errors)
     assert "no sign of life, the whole process is stopped" in errors
     assert "_fit.py" in errors  # the stack of the rank that waits
-    (job,) = runs.job(runs.load(run))
+    (job,) = Run(run).job
     assert "stuck" in {state for state, _, _ in job.spans}
     assert _steps_as_read(run) == [*range(steps)]

@@ -9,7 +9,8 @@ import signal
 import pytest
 from ray.cluster_utils import Cluster as Nodes
 
-from dovetail_stack import cli, runs
+from dovetail_runs import Run
+from dovetail_stack import cli
 from train_command import Command, children, environment, line, losses, marked, started
 
 STORE = {"object_store_memory": 80 * 2**20}
@@ -69,7 +70,7 @@ def test_a_lost_node_of_ray_is_left_out_and_the_run_is_finished_once(nodes, tmp_
     assert _of_ours(tmp_path) == []
     assert json.loads(output) == {"run": str(run), "finished": True, "export": str(run / "hf")}
     assert started(run) == [(0, 2), (1, 1)], errors
-    assert [e["step"] for e in runs.load(run).lines if "loss" in e] == [*range(steps)]
+    assert Run(run).metrics.curve("loss").steps.tolist() == [*range(steps)]
     assert (run / "hf" / "model.safetensors").is_file()
     assert cli.main(["runs", "show", str(run)]) == 0
     shown = capsys.readouterr().out

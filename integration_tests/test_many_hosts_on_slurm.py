@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from dovetail_cluster import manifest
-from dovetail_stack import cli, runs
+from dovetail_runs import Run
+from dovetail_stack import cli
 from train_command import Command, environment, line, losses, started
 
 pytestmark = pytest.mark.thorough
@@ -48,7 +49,7 @@ def allocation(tmp_path):
 
 
 def _steps_as_read(run):
-    return [entry["step"] for entry in runs.load(run).lines if "loss" in entry]
+    return Run(run).metrics.curve("loss").steps.tolist()
 
 
 @pytest.mark.thorough("it kills processes of several hosts")

@@ -117,8 +117,8 @@ def test_an_explicit_mesh_fits_one_number_of_hosts(tmp_path):
 @contextlib.contextmanager
 def _held(out):
     """Another process has the run, as a job in its start-up has."""
-    hold = "import sys; from pathlib import Path; from dovetail_stack.launches import locked\n"
-    hold += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()"
+    hold = "import sys; from dovetail_runs import Run\n"
+    hold += "with Run(sys.argv[1]).locked(): print('held', flush=True); sys.stdin.readline()"
     line = [sys.executable, "-c", hold, out]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"

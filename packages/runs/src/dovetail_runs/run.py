@@ -15,7 +15,7 @@ from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.metrics.account import Account, account_of
 from dovetail_runs.metrics.metrics import Metrics, read_metrics
 from dovetail_runs.metrics.writer import Writer
-from dovetail_runs.record import launch, lock, machine, notes
+from dovetail_runs.record import job, launch, lock, machine, notes
 from dovetail_runs.record.launch import Launch
 from dovetail_runs.record.notes import Note
 from dovetail_runs.settings import fields
@@ -65,6 +65,8 @@ class Run:
         seeds: Mapping[str, int] | None = None,
         code: str | Path | None = None,
         process: int = 0,
+        changes: Mapping[str, Sequence[Any]] | None = None,
+        generation: int | None = None,
     ) -> Iterator[Launch]:
         """Locks the run and records a launch from its start to its end.
 
@@ -84,6 +86,9 @@ class Run:
             code: A file of the program, whose commit is recorded. Default: that of `__main__`.
             process: Index of this process among several, such as `jax.process_index()`. Others
                 than 0 record nothing.
+            changes: More to record as changed, as {name: [before, after]}. Default: nothing.
+            generation: Number of the start within a job on many hosts, whose command holds the
+                lock: see `locked`. Default: no such job.
 
         Raises:
             RuntimeError: Another launch holds the run.
@@ -94,8 +99,8 @@ class Run:
         if process:
             yield Launch()
             return
-        with lock.locked(self.path, settings_file=SETTINGS):
-            changed = self._settle(settings, recipe, changeable)
+        with self.locked() if generation is None else contextlib.nullcontext():
+            changed = {**self._settle(settings, recipe, changeable), **(changes or {})}
             begun = launch.beginning(
                 command=command,
                 devices=devices,
@@ -104,6 +109,8 @@ class Run:
             )
             if changed:
                 begun["changes"] = changed
+            if generation is not None:
+                begun["generation"] = generation
             if earlier := self.launches:
                 self._compare(earlier[0].get("versions", {}), begun["versions"])
             file = self.path / launch.FILE
@@ -121,6 +128,19 @@ class Run:
             finally:
                 writer.close()
             events.append(file, end)
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the lock of the run without a launch. RuntimeError if another launch holds it."""
+        return lock.locked(self.path, settings_file=SETTINGS)
+
+    def is_running(self) -> bool:
+        """Tests whether a process of this machine holds the run."""
+        return lock.is_locked(self.path) or self.path.resolve() in lock.held
+
+    def end_launch(self, error: BaseException) -> None:
+        """Records the failure of a launch that could not do so itself, such as that of a rank."""
+        if (recorded := self.events) and recorded[-1]["event"] == "start":
+            events.append(self.path / launch.FILE, launch.failure(error))
 
     @property
     def recipe(self) -> str | None:
@@ -161,7 +181,7 @@ class Run:
         recorded), "unknown" (no end was recorded on another machine, where it may still run), or
         "new" (never launched).
         """
-        if lock.is_locked(self.path) or self.path.resolve() in lock.held:
+        if self.is_running():
             return "running"
         recorded = self.events
         if not recorded:
@@ -187,6 +207,23 @@ class Run:
         return account_of(self.metrics.lines)
 
     @property
+    def job(self) -> list[job.JobLaunch]:
+        """Launches on many hosts, with the states of each; none for a run that never had many."""
+        return job.read_job(self.path, alive_s=self.metrics.lines.times_s.tolist())
+
+    @property
+    def job_goodput(self) -> float | None:
+        """Share of the steps that count in the wall time of the launches on many hosts.
+
+        Other than `account`, it counts the time before the first step too. None without such
+        launches, without steps, or if some launch had no job on many hosts.
+        """
+        account = self.account
+        wall_s = sum(on_hosts.end_s - on_hosts.begin_s for on_hosts in self.job)
+        of_job = all("generation" in begun for begun in self.launches)
+        return account.step_s / wall_s if account is not None and wall_s and of_job else None
+
+    @property
     def notes(self) -> list[Note]:
         """Notes, in the order in which they were written."""
         return notes.read_notes(self.path)[0]
@@ -199,8 +236,9 @@ class Run:
     @property
     def damage(self) -> list[str]:
         """Lines that could not be read, each with its file and number."""
-        found = [*events.read(self.path / launch.FILE)[1], *notes.read_notes(self.path)[2]]
-        return [*found, *self.metrics.damage]
+        files = (launch.FILE, job.FILE, notes.FILE)
+        lines = [line for name in files for line in events.read(self.path / name)[1]]
+        return [*lines, *self.metrics.damage]
 
     def note(self, text: str) -> None:
         """Adds a note. ValueError if it is empty, or if the folder is no run."""

@@ -34,6 +34,7 @@ class Summary:
         goodput: Share of the run's own steps in the wall time, as the loop logged it last; without
             that, as `Run.account` has it.
         evaluations: Last step and value of each evaluation, by name.
+        damaged: Number of lines that could not be read: see `Run.damage`.
         updated: Unix time of the last change of its files.
     """
 
@@ -48,6 +49,7 @@ class Summary:
     stalled: float | None
     goodput: float | None
     evaluations: Mapping[str, tuple[int, float]]
+    damaged: int
     updated: float
 
 
@@ -69,6 +71,7 @@ def summary(run: Run) -> Summary:
         stalled=_stalled(run),
         goodput=logged[1] if logged else account.goodput if account and account.step_s else None,
         evaluations=evaluations(run),
+        damaged=len(run.damage),
         updated=max(file.stat().st_mtime for file in _files(run)),
     )
 

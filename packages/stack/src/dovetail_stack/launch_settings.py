@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dovetail_stack import launches, processes, record_jobs, rewinding, settings, text_jobs
+from dovetail_runs import Run
+from dovetail_runs.record import launch, lock
+from dovetail_stack import processes, record_jobs, rewinding, settings, text_jobs
 from dovetail_stack.recipes.options import CHECKPOINTS, METRICS
 from dovetail_stack.settings import RECIPES, FromRecords, FromText, Settings
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from dovetail_stack.recipes.fitting import Recipe
 
 # Left by a run that was killed while it wrote its settings, and by file managers.
-_HARMLESS = (f"{settings.FILE}.partial", launches.LOCK, launches.FILE, ".DS_Store")
+_HARMLESS = (f"{settings.FILE}.partial", lock.FILE, launch.FILE, ".DS_Store")
 _LISTED = 5  # other files in a message
 S = TypeVar("S", bound=Settings)
 
@@ -186,12 +188,12 @@ def _same(values: dict[str, Any], out: Path) -> bool:
 
 def _never_trained(path: Path) -> bool:
     """Tests whether every launch failed before its first step. False while the run is running."""
-    ends = [event for event in launches.read(path) if event["event"] == "end"]
-    begun = [event for event in launches.read(path) if event["event"] == "start"]
-    if len(ends) < len(begun) or any(end["outcome"] != "failed" for end in ends):
+    run = Run(path)
+    ends = [event for event in run.events if event["event"] == "end"]
+    if len(ends) < len(run.launches) or any(end["outcome"] != "failed" for end in ends):
         return False
     made = [path / METRICS, *(path / CHECKPOINTS).glob("[0-9]*")]
-    return not any(file.exists() for file in made) and not launches.is_running(path)
+    return not any(file.exists() for file in made) and not run.is_running()
 
 
 def _clear(path: Path) -> None:

@@ -15,13 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail_stack import (
-    launch_settings,
-    launches,
-    rewinding,
-    settings,
-    states,
-)
+from dovetail_runs import Run
+from dovetail_runs.record import job
+from dovetail_stack import launch_settings, rewinding, settings
 from dovetail_stack.mesh import axes_of, over_all
 from dovetail_stack.ranks import RefusedError, rank
 
@@ -93,7 +89,7 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
     stall_s = values.get("stall", STALL_S)
     with contextlib.ExitStack() as stack:
         if not out.is_file():  # which is refused below
-            stack.enter_context(launches.locked(out))  # before a host, and before the run changes
+            stack.enter_context(Run(out).locked())  # before a host, and before the run changes
         backend, devices = _backend(values), 1
         cluster = None
         if not is_local:
@@ -101,7 +97,7 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
             devices = min(cluster.map(_count_devices))
         numbers = allowed(values, out, hosts=backend.count, devices_per_host=devices)
         changes = _prepare(values, out, devices=max(numbers) * devices)
-        recorder = stack.enter_context(states.recorded(out, numbers))
+        recorder = stack.enter_context(job.recorded(out, numbers, logger="dovetail_cluster"))
         if cluster is None:
             cluster = stack.enter_context(Cluster(backend, preload=PRELOAD))
         stack.enter_context(_suspended_by_signals(cluster))
@@ -234,29 +230,22 @@ def _suspended_by_signals(cluster: "Cluster") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _outcome(run: Callable[[], dict[str, Any]], out: Path, recorder: states.Recorder) -> bool:
+def _outcome(run: Callable[[], dict[str, Any]], out: Path, recorder: job.Recorder) -> bool:
     """Runs the job and records its end. Raises the error of a rank as the launch raised it."""
     from dovetail_cluster import JobError, RankError
 
     try:
         run()
     except _SuspendedError:
-        last = launches.read(out)[-1:]
+        last = Run(out).events[-1:]
         finished = bool(last) and last[0].get("outcome") == "finished"
         recorder.end("finished" if finished else "interrupted")
         return finished
     except JobError as error:
         refusal = error.__cause__ if isinstance(error.__cause__, RefusedError) else None
-        _end_launch(out, refusal or error)
+        Run(out).end_launch(refusal or error)
         if isinstance(error, RankError) and error.__cause__ is not None:
             raise error.__cause__ from error
         raise
     recorder.end("finished")
     return True
-
-
-def _end_launch(out: Path, error: Exception) -> None:
-    """Records the end of a launch that could not do so itself."""
-    events = launches.read(out)
-    if events and events[-1]["event"] == "start":
-        launches.append(out / launches.FILE, launches.failed(error))

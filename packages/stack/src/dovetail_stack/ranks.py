@@ -53,7 +53,7 @@ def rank(
         values: Parsed options by name.
         out: Directory of the run.
         command: Arguments of the command `dovetail`.
-        changes: Settings that a rewind has changed; see `launches.recorded`.
+        changes: Settings that a rewind has changed; see `dovetail_runs.Run.launch`.
         phase_s: Deadline of an evaluation or an export, in seconds.
 
     Returns:

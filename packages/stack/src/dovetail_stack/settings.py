@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from dovetail_runs import DamagedRun
 from dovetail_stack._rewind import Rewind
 from dovetail_stack.recipes.options import (
     Batching,
@@ -58,12 +59,6 @@ CHANGEABLE = frozenset(
 CONVERTED = ("ema", "guard_sigma")
 AXES = tuple(item.name for item in dataclasses.fields(Devices))  # of the mesh, by their options
 S = TypeVar("S", bound="Settings")
-
-
-class RunError(ValueError):
-    """A file of a run that is damaged, or that another version wrote."""
-
-    exit_code = 3  # of the command: damaged data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +289,7 @@ def option(name: str) -> str:
 
 
 def load(run: Path) -> Settings:
-    """Reads `run`/run.json. Raises RunError if it is damaged, or of another version."""
+    """Reads `run`/run.json. Raises DamagedRun if it is damaged, or of another version."""
     path = run / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -307,12 +302,12 @@ def load(run: Path) -> Settings:
         made = {name: _part(kinds[name], values[name]) for name in kinds}
         return kind(**made, skipped=None if skipped is None else tuple(skipped), **beside)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RunError(
+        raise DamagedRun(
             f"{str(path)!r} must be JSON, got a damaged file ({error}): restore it, or start a new "
             "run with another --out"
         ) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(
+        raise DamagedRun(
             f"{str(path)!r} must hold settings that this version of dovetail wrote "
             f"({type(error).__name__}: {error}): start a new run with another --out"
         ) from error

@@ -12,7 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dovetail_stack import launches, record_jobs, rewinding, settings, text_jobs
+import dovetail_stack
+from dovetail_runs import Launch, Run, devices_of
+from dovetail_stack import record_jobs, rewinding, settings, text_jobs
 from dovetail_stack.job import Job
 from dovetail_stack.launch_settings import accepting, agreed
 from dovetail_stack.processes import gathered, is_first, on_first, say
@@ -56,9 +58,14 @@ def launch(
         False if it was stopped early. Its state is then saved.
     """
     run = agreed(values, out, mesh)
-    record = launches.Record()
+    record = Launch()
     with contextlib.ExitStack() as stack:
-        options = {"command": command, "seeds": {"seed": run.training.seed}, "mesh": mesh}
+        options = {
+            "command": ["dovetail", *command],
+            "seeds": {"seed": run.training.seed},
+            "devices": _described(mesh),
+            "code": dovetail_stack.__file__,
+        }
         if supervision is not None:
             options["generation"] = supervision.context.generation
         entered = []
@@ -68,15 +75,22 @@ def launch(
             changed = {**settings.changes(before, run), **(changes or {})}
             if run.rewind is not None:
                 changed |= rewinding.changes(before, run, rewinding.checkpoints(out))
-            entered.append(stack.enter_context(launches.recorded(out, changes=changed, **options)))
+            entered.append(stack.enter_context(Run(out).launch(changes=changed, **options)))
 
         on_first(begin)
         record = entered[0] if entered else record
         made = rewinding.completed(run, out) if run.rewind is not None else run
         mode = values.get("resume", "exact")
         with accepting(made):
-            record.finished = execute(made, out, mesh=mesh, resume=mode, supervision=supervision)
-    return record.finished
+            done = execute(made, out, mesh=mesh, resume=mode, supervision=supervision)
+        record.outcome = "finished" if done else "interrupted"
+    return done
+
+
+def _described(mesh: "Mesh") -> dict[str, Any]:
+    """Returns the devices of a mesh, for the record."""
+    axes = {axis: size for axis, size in mesh.shape.items() if size > 1}
+    return {**devices_of(mesh.devices.flat), "mesh": axes}
 
 
 class _Accepted:

@@ -21,17 +21,11 @@ from dovetail_runs.run import Run
 from dovetail_runs.summary import summary
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions to `parser`. Pass the parsed arguments to `run`."""
+def add_arguments(parser: argparse.ArgumentParser) -> dict[str, Parser]:
+    """Adds the actions to `parser` and returns theirs by name. Pass the arguments to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, declare in {
-        "list": _list,
-        "show": _show,
-        "compare": _compare,
-        "note": _note,
-        "tag": _tag,
-    }.items():
-        add_action(actions, name, declare)
+    declared = {"list": _list, "show": _show, "compare": _compare, "note": _note, "tag": _tag}
+    return {name: add_action(actions, name, declare) for name, declare in declared.items()}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +75,8 @@ def _note(parser: argparse.ArgumentParser) -> None:
     """Add a note to a run; also while it is running."""
     _add_run(parser)
     parser.add_argument("text", metavar="TEXT", help="the note, in quotes")
-    parser.set_defaults(act=lambda args: Run(args.path).note(args.text))
+    add_json(parser)
+    parser.set_defaults(act=_add_note)
 
 
 def _tag(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +84,7 @@ def _tag(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument("tags", nargs="+", metavar="TAG", help="words without blanks")
     parser.add_argument("--remove", action="store_true", help="remove them")
+    add_json(parser)
     parser.set_defaults(act=_set_tags)
 
 
@@ -96,9 +92,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="RUN", help="the folder of a run")
 
 
+def _add_note(args: argparse.Namespace) -> None:
+    changed = Run(args.path)
+    changed.note(args.text)
+    if args.json:
+        _print_object({"notes": [dataclasses.asdict(note) for note in changed.notes]})
+
+
 def _set_tags(args: argparse.Namespace) -> None:
-    change = Run(args.path).untag if args.remove else Run(args.path).tag
-    change(*args.tags)
+    changed = Run(args.path)
+    (changed.untag if args.remove else changed.tag)(*args.tags)
+    if args.json:
+        _print_object({"tags": changed.tags})
+    else:
+        print(f"tags: {' '.join(changed.tags) or 'none'}")
 
 
 def _print_list(args: argparse.Namespace) -> None:
@@ -123,6 +130,8 @@ def _print_run(args: argparse.Namespace) -> None:
             "settings": shown.settings,
             "events": shown.events,
             "account": account and dataclasses.asdict(account),
+            "job": [launch.json() for launch in shown.job],
+            "job_goodput": shown.job_goodput,
             "notes": [dataclasses.asdict(note) for note in shown.notes],
             "damage": shown.damage,
         }

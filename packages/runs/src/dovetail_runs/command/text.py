@@ -11,11 +11,13 @@ from dovetail_runs._command import printable
 from dovetail_runs.compare import Comparison
 from dovetail_runs.find import Found
 from dovetail_runs.metrics.account import Account
+from dovetail_runs.record import job
 from dovetail_runs.run import Run
 from dovetail_runs.settings.fields import flat
 from dovetail_runs.summary import EVALUATION, WINDOW, Summary, summary
 
 COLUMNS = ("state", "step", "mean loss", "tokens/s", "stalled", "goodput", "age")
+_NOTHING = (None, [], "", {})  # settings that are not shown
 SHOWN_LOSSES = 10  # of the steps that compared runs have in common
 _WINDOW = (
     f"mean loss, tokens/s (median, without stalls) and stalled are over the last {WINDOW} updates, "
@@ -38,6 +40,11 @@ def listed(directory: Path, found: Found) -> str:
         rows += [[name, "-", "damaged"] for name in found.damaged]
         lines = [table([heads, *rows]), _WINDOW]
     lines += [f"damaged: {name}: {reason}" for name, reason in found.damaged.items()]
+    lines += [
+        f"damaged lines: {row.damaged} of {name}, left out; show names them"
+        for name, row in found.summaries.items()
+        if row.damaged
+    ]
     if found.foreign:
         lines.append(f"no runs: {', '.join(map(printable, found.foreign))}")
     return "\n".join(lines)
@@ -48,17 +55,17 @@ def shown(run: Run) -> str:
     row = summary(run)
     cells = dict(zip(COLUMNS, _cells(row), strict=True))
     figures = [[f"  {name}", cell] for name, cell in cells.items() if name != "state"]
-    settings = [[f"  {k}", value(v)] for k, v in flat(run.settings).items() if v not in (None, [])]
     evaluations = [
-        [f"  {name}", value(number), f"step {step}"]
+        [f"  {name}", value(number), f"after step {step}"]
         for name, (step, number) in row.evaluations.items()
     ]
     blocks = [
         f"{run.path}: {row.recipe or 'a run'}, {cells['state']}\n{table(figures)}\n  {_WINDOW}",
         _section("tags", [[f"  {' '.join(row.tags)}"]] if row.tags else []),
-        _section("settings", settings),
+        *_settings(run.settings),
         _section("last evaluations", evaluations),
         _section("where the time went, over all launches", _seconds(run.account)),
+        _job(run.job, run.job_goodput),
         *map(_event, run.events),
         _section("notes", [[f"  {note.time}", printable(note.text)] for note in run.notes]),
         _section("damaged lines, left out", [[f"  {line}"] for line in run.damage]),
@@ -121,6 +128,16 @@ def _cells(row: Summary) -> list[str]:
     ]
 
 
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    """Returns a section for each group of settings, and one for those of no group."""
+    groups = {name: group for name, group in settings.items() if isinstance(group, dict)}
+    sections = {"settings": {k: v for k, v in settings.items() if k not in groups}, **groups}
+    return [
+        _section(title, [[f"  {k}", value(v)] for k, v in flat(group).items() if v not in _NOTHING])
+        for title, group in sections.items()
+    ]
+
+
 def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
     return f"{title}\n{table(rows)}" if rows else ""
 
@@ -135,8 +152,35 @@ def _seconds(account: Account | None) -> list[list[str]]:
     if account.clock_back_s:
         rows.append(["  the clock went back by", f"{account.clock_back_s:,.1f} s"])
     if account.straggler is not None:
-        rows.append([f"  slowest: {account.straggler}"])
+        rows.append([f"  slowest      {account.straggler}"])
     return rows
+
+
+def _job(launches: Sequence[job.JobLaunch], goodput: float | None) -> str:
+    """Returns a bar and the log of each launch on many hosts, and the time in each state."""
+    if not launches:
+        return ""
+    lines = ["on many hosts"]
+    for launch in launches:
+        begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(launch.begin_s))
+        total_s = launch.end_s - launch.begin_s
+        outcome = launch.outcome or "no end recorded"
+        lines += [f"  {begun}  {outcome} after {total_s:,.1f} s", f"    {launch.bar()}"]
+        # A report has its stacks below its first line. A traceback repeats the line before it.
+        heads = [(at, printable(text.partition("\n")[0])) for at, text in launch.log]
+        lines += [
+            f"    {at - launch.begin_s:8,.1f} s  {head}"
+            for at, head in heads
+            if not head.startswith("Traceback")
+        ]
+    totals = job.seconds([span for launch in launches for span in launch.spans])
+    whole_s = max(sum(totals.values()), 1e-9)
+    rows = [
+        [f"  {job.SIGNS[state]} {state}", f"{total_s:,.1f} s", f"{total_s / whole_s:.1%}"]
+        for state, total_s in totals.items()
+    ]
+    share = "-" if goodput is None else f"{goodput:.1%}"
+    return "\n".join([*lines, table([*rows, ["  steps that count", "", share]])])
 
 
 def _event(event: Mapping[str, Any]) -> str:
@@ -146,7 +190,7 @@ def _event(event: Mapping[str, Any]) -> str:
         return printable(f"{event['time']}  {event.get('outcome', 'ended')}{reason}")
     devices, git = event.get("devices"), event.get("git") or {}
     fields = {
-        "devices": devices and f"{devices.get('count', '?')} × {devices.get('kind', '?')}",
+        "devices": devices and _devices(devices),
         "host": f"{event.get('host', '?')}, {event.get('cores', '?')} cores",
         "seeds": ", ".join(f"{k} {v}" for k, v in (event.get("seeds") or {}).items()),
         "git": ", ".join(f"{k} {_commit(v)}" for k, v in git.items()),
@@ -155,9 +199,16 @@ def _event(event: Mapping[str, Any]) -> str:
         ),
         "versions": ", ".join(f"{k} {v}" for k, v in (event.get("versions") or {}).items()),
     }
-    head = printable(f"{event['time']}  started: {event.get('command', '?')}")
+    number = f", start {event['generation']} of its job" if "generation" in event else ""
+    head = printable(f"{event['time']}  started: {event.get('command', '?')}{number}")
     rows = [[f"  {name}", text] for name, text in fields.items() if text]
     return f"{head}\n{table(rows)}"
+
+
+def _devices(devices: Mapping[str, Any]) -> str:
+    axes = ", ".join(f"{axis}={size}" for axis, size in (devices.get("mesh") or {}).items())
+    beside = axes or devices.get("platform", "?")
+    return f"{devices.get('count', '?')} × {devices.get('kind', '?')} ({beside})"
 
 
 def _commit(state: Mapping[str, Any] | None) -> str:

@@ -36,11 +36,11 @@ def write(run: Path, event: str, **values: str) -> None:
     append(run / FILE, {"event": event, "time": now(), **values})
 
 
-def read_notes(run: Path) -> tuple[list[Note], list[str], list[str]]:
-    """Returns the notes in order, the tags in alphabetical order, and damaged lines."""
-    events, damage = read(run / FILE)
+def read_notes(run: Path) -> tuple[list[Note], list[str]]:
+    """Returns the notes in order, and the tags in alphabetical order."""
+    events, _ = read(run / FILE)
     notes = [Note(time=e["time"], text=str(e["text"])) for e in events if _is(e, "note", "text")]
-    return notes, sorted(_tags(events)), damage
+    return notes, sorted(_tags(events))
 
 
 def checked_tag(tag: str) -> str:

@@ -3,7 +3,7 @@
 """`job.jsonl`: the states of a job on many hosts, and its log, launch by launch.
 
 The command that drives the hosts writes each change at once, so a killed command leaves all but its
-end. This module does not import JAX.
+end.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack.launches import append, read
+from dovetail_runs.events import append, read
 
 FILE = "job.jsonl"
 # In the order of a table, with their signs in a bar.
@@ -74,7 +74,7 @@ class Recorder(logging.Handler):
     """Writes the states of a job, and what the cluster logs, to the run.
 
     Args:
-        run: Directory of the run.
+        run: Folder of the run.
         hosts: Numbers of hosts that the job allows.
     """
 
@@ -106,17 +106,18 @@ class Recorder(logging.Handler):
 
 
 @contextlib.contextmanager
-def recorded(run: Path, hosts: Sequence[int]) -> Iterator[Recorder]:
+def recorded(run: Path, hosts: Sequence[int], *, logger: str) -> Iterator[Recorder]:
     """Records a launch. Call `end` inside, unless the block raises.
 
     Args:
-        run: Directory of the run.
+        run: Folder of the run.
         hosts: Numbers of hosts that the job allows.
+        logger: Name of the logger whose messages are kept, such as "dovetail_cluster".
     """
-    logger, recorder = logging.getLogger("dovetail_cluster"), Recorder(run, hosts)
-    level = logger.level
-    logger.addHandler(recorder)
-    logger.setLevel(logging.INFO)  # starts, restarts and resizes are few
+    log, recorder = logging.getLogger(logger), Recorder(run, hosts)
+    level = log.level
+    log.addHandler(recorder)
+    log.setLevel(logging.INFO)  # starts, restarts and resizes are few
     try:
         yield recorder
     except BaseException:
@@ -124,22 +125,19 @@ def recorded(run: Path, hosts: Sequence[int]) -> Iterator[Recorder]:
             recorder.end("failed")
         raise
     finally:
-        logger.setLevel(level)
-        logger.removeHandler(recorder)
+        log.setLevel(level)
+        log.removeHandler(recorder)
 
 
 def read_job(run: Path, *, alive_s: Sequence[float] = ()) -> list[JobLaunch]:
     """Returns the launches of a job in order; none if the run never had many hosts.
 
     Args:
-        run: Directory of the run.
+        run: Folder of the run.
         alive_s: Unix times at which the run is known to have worked, such as those of its metrics.
             A launch without a recorded end has lasted until the last of them.
-
-    Raises:
-        ValueError: A line is not an event.
     """
-    events = read(run, file=FILE)
+    events, _ = read(run / FILE)
     begins = [i for i, event in enumerate(events) if event["event"] == "begin"]
     launches = []
     for first, after in itertools.pairwise([*begins, len(events)]):

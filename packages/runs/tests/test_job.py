@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from dovetail_stack import states
+from dovetail_runs import Run
+from dovetail_runs.record import job
 
 
 def _written(run, *events):
     lines = [{"event": kind, "time": at, **values} for kind, at, values in events]
-    (run / states.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / job.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _state(at, state):
@@ -40,7 +41,7 @@ def run(tmp_path):
 
 
 def test_spans_follow_each_other_from_the_begin_to_the_end(run):
-    first, second = states.read_job(run)
+    first, second = job.read_job(run)
     assert first.spans == [
         ("waiting", 100.0, 102.0),
         ("waiting", 102.0, 110.0),
@@ -53,7 +54,7 @@ def test_spans_follow_each_other_from_the_begin_to_the_end(run):
     ]
     assert (first.outcome, first.hosts, first.end_s) == ("interrupted", (1, 2), 200.5)
     assert first.log == [(158.0, "rank 1 is behind")]
-    totals = states.seconds(first.spans)
+    totals = job.seconds(first.spans)
     assert list(totals) == ["running", "draining", "restarting", "stuck", "waiting", "suspended"]
     assert totals["running"] == 70.0
     assert sum(totals.values()) == pytest.approx(first.end_s - first.begin_s)
@@ -61,37 +62,37 @@ def test_spans_follow_each_other_from_the_begin_to_the_end(run):
 
 
 def test_a_launch_without_an_end_lasted_until_its_last_sign_of_life(run):
-    first, second = states.read_job(run, alive_s=[120.0, 250.0, 299.0, 340.0, 330.0])
+    first, second = job.read_job(run, alive_s=[120.0, 250.0, 299.0, 340.0, 330.0])
     assert first.end_s == 200.5
     assert second.spans == [("waiting", 300.0, 301.0), ("running", 301.0, 340.0)]
-    first, second = states.read_job(run)
+    first, second = job.read_job(run)
     assert second.spans == [("waiting", 300.0, 301.0)]
 
 
 def test_a_killed_launch_ends_before_the_next_one(tmp_path):
     begins = [("begin", at, {"hosts": [2]}) for at in (100.0, 300.0)]
     _written(tmp_path, begins[0], _state(101.0, "running"), begins[1], _state(301.0, "running"))
-    first, second = states.read_job(tmp_path, alive_s=[250.0, 340.0])
+    first, second = job.read_job(tmp_path, alive_s=[250.0, 340.0])
     assert (first.end_s, second.end_s) == (250.0, 340.0)
 
 
 def test_the_bar_has_the_longest_state_of_each_part(run):
-    first, _ = states.read_job(run)
+    first, _ = job.read_job(run)
     assert first.bar(10) == ".████!███▓"
     assert len(first.bar()) == 60
-    assert states.JobLaunch(begin_s=1.0).bar() == ""
+    assert job.JobLaunch(begin_s=1.0).bar() == ""
     json.dumps(first.json())
 
 
 def test_a_run_without_many_hosts_has_no_job(tmp_path):
-    assert states.read_job(tmp_path) == []
+    assert job.read_job(tmp_path) == []
 
 
 def test_states_and_log_are_written_as_they_come(tmp_path):
-    logger = logging.getLogger("dovetail_cluster")
+    logger = logging.getLogger("hosts")
     before = logger.level
-    with states.recorded(tmp_path, [2]) as recorder:
-        (launch,) = states.read_job(tmp_path)
+    with job.recorded(tmp_path, [2], logger="hosts") as recorder:
+        (launch,) = job.read_job(tmp_path)
         assert launch.outcome is None
         recorder.enter("running", time.monotonic() - 5.0)
         logger.info("generation %d starts", 0)
@@ -99,12 +100,12 @@ def test_states_and_log_are_written_as_they_come(tmp_path):
         recorder.end("finished")
     logger.warning("after the end")
     assert logger.level == before
-    (launch,) = states.read_job(tmp_path)
+    (launch,) = job.read_job(tmp_path)
     assert [text for _, text in launch.log] == ["generation 0 starts"]
     assert launch.outcome == "finished"
     (line,) = [
         x
-        for x in map(json.loads, (tmp_path / states.FILE).read_text().splitlines())
+        for x in map(json.loads, (tmp_path / job.FILE).read_text().splitlines())
         if "state" in x
     ]
     assert line["time"] == pytest.approx(time.time() - 5.0, abs=60)
@@ -112,12 +113,14 @@ def test_states_and_log_are_written_as_they_come(tmp_path):
 
 
 def test_an_error_is_the_end_of_a_launch(tmp_path):
-    with pytest.raises(KeyboardInterrupt), states.recorded(tmp_path, [2]):
+    with pytest.raises(KeyboardInterrupt), job.recorded(tmp_path, [2], logger="hosts"):
         raise KeyboardInterrupt
-    assert states.read_job(tmp_path)[0].outcome == "failed"
+    assert job.read_job(tmp_path)[0].outcome == "failed"
 
 
-def test_a_line_that_is_no_event_is_refused(tmp_path):
-    (tmp_path / states.FILE).write_text("{}\n")
-    with pytest.raises(ValueError, match=r"must be an event of a run, got .*job.jsonl:1"):
-        states.read_job(tmp_path)
+def test_a_line_that_is_no_event_is_left_out_and_named(run):
+    whole = job.read_job(run)
+    file = run / job.FILE
+    file.write_text("{}\n" + file.read_text())
+    assert job.read_job(run) == whole
+    assert Run(run).damage == ["job.jsonl:1: no event of a run: '{}'"]

@@ -104,9 +104,7 @@ def test_states_and_log_are_written_as_they_come(tmp_path):
     assert [text for _, text in launch.log] == ["generation 0 starts"]
     assert launch.outcome == "finished"
     (line,) = [
-        x
-        for x in map(json.loads, (tmp_path / job.FILE).read_text().splitlines())
-        if "state" in x
+        x for x in map(json.loads, (tmp_path / job.FILE).read_text().splitlines()) if "state" in x
     ]
     assert line["time"] == pytest.approx(time.time() - 5.0, abs=60)
     assert line["time"] < time.time() - 4.9

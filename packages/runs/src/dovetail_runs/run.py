@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from dovetail_runs import events
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.metrics.account import Account, account_of
-from dovetail_runs.metrics.metrics import Metrics, read_metrics
+from dovetail_runs.metrics.metrics import Metrics, Reader
 from dovetail_runs.metrics.writer import Writer
 from dovetail_runs.record import job, launch, lock, machine, notes
 from dovetail_runs.record.launch import Launch
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._cache: tuple[tuple[int, int], Metrics] | None = None
+        self._reader = Reader(self.path / METRICS)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -193,13 +193,8 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """All scalars. Read again if the file has changed."""
-        file = self.path / METRICS
-        status = file.stat() if file.is_file() else None
-        stamp = (status.st_size, status.st_mtime_ns) if status else (0, 0)
-        if self._cache is None or self._cache[0] != stamp:
-            self._cache = stamp, read_metrics(file)
-        return self._cache[1]
+        """All scalars. Lines that were read before are not read again."""
+        return self._reader.read()
 
     @property
     def account(self) -> Account | None:

@@ -71,7 +71,7 @@ def summary(run: Run) -> Summary:
         stalled=_stalled(run),
         goodput=logged[1] if logged else account.goodput if account and account.step_s else None,
         evaluations=evaluations(run),
-        damaged=len(run.damage),
+        damaged=metrics.damaged + len(run.damage) - len(metrics.damage),
         updated=max(file.stat().st_mtime for file in _files(run)),
     )
 

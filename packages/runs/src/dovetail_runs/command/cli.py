@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `python -m dovetail_runs`: list, show, compare, note, tag.
+"""The command `python -m dovetail_runs`: list, show, compare, watch, note, tag.
 
 It reads files of the runs only, so a run may still be running. Another command can mount
 `add_arguments` and `run`.
@@ -17,15 +17,24 @@ from dovetail_runs._command import DONE, Parser, add_action, add_json, answering
 from dovetail_runs.command import text
 from dovetail_runs.compare import compare
 from dovetail_runs.find import find
-from dovetail_runs.run import Run
+from dovetail_runs.pages.page import page
+from dovetail_runs.pages.watch import Watch
+from dovetail_runs.run import SETTINGS, Run
 from dovetail_runs.summary import summary
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    """Adds the actions to `parser` and returns theirs by name. Pass the arguments to `run`."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the actions to `parser`. Pass the parsed arguments to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    declared = {"list": _list, "show": _show, "compare": _compare, "note": _note, "tag": _tag}
-    return {name: add_action(actions, name, declare) for name, declare in declared.items()}
+    for name, declare in (
+        ("list", _list),
+        ("show", _show),
+        ("compare", _compare),
+        ("watch", _watch),
+        ("note", _note),
+        ("tag", _tag),
+    ):
+        add_action(actions, name, declare)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,6 +69,7 @@ def _list(parser: argparse.ArgumentParser) -> None:
 def _show(parser: argparse.ArgumentParser) -> None:
     """Show a run: settings, every launch with its versions, evaluations, figures, notes."""
     _add_run(parser)
+    _add_html(parser)
     add_json(parser)
     parser.set_defaults(act=_print_run)
 
@@ -67,8 +77,22 @@ def _show(parser: argparse.ArgumentParser) -> None:
 def _compare(parser: argparse.ArgumentParser) -> None:
     """Compare runs: differing settings, losses at common steps, evaluations, speed."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="runs, two or more")
+    _add_html(parser)
     add_json(parser)
     parser.set_defaults(act=_print_comparison)
+
+
+def _watch(parser: argparse.ArgumentParser) -> None:
+    """Serve a page that follows runs, on 127.0.0.1 alone. Ctrl-C ends it."""
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="runs, or one directory of runs"
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="the port (a free one)")
+    parser.add_argument(
+        "--every", type=float, default=5.0, metavar="S", help="seconds between readings (5)"
+    )
+    add_json(parser)
+    parser.set_defaults(act=_serve)
 
 
 def _note(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +123,34 @@ def _add_note(args: argparse.Namespace) -> None:
         _print_object({"notes": [dataclasses.asdict(note) for note in changed.notes]})
 
 
+def _add_html(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with the curves too"
+    )
+
+
+def _serve(args: argparse.Namespace) -> None:
+    if args.every <= 0:
+        args.parser.error(f"--every must be above 0, got --every {args.every:g}")
+    whole = len(args.runs) == 1 and not (args.runs[0] / SETTINGS).is_file()
+    known: dict[str, Run] = {} if whole else {str(path): Run(path) for path in args.runs}
+
+    def runs() -> dict[str, Run]:
+        if whole:
+            for name, run in find(args.runs[0]).runs.items():
+                known.setdefault(name, run)
+        return known
+
+    if not runs():
+        raise ValueError(f"a page needs a run, got none in {str(args.runs[0])!r}: name another")
+    with Watch(runs, port=args.port, every_s=args.every) as watch:
+        if args.json:
+            _print_object({"address": watch.address})
+        else:
+            print(f"Watch {len(runs())} runs at {watch.address}", flush=True)
+        watch.serve()
+
+
 def _set_tags(args: argparse.Namespace) -> None:
     changed = Run(args.path)
     (changed.untag if args.remove else changed.tag)(*args.tags)
@@ -120,6 +172,7 @@ def _print_list(args: argparse.Namespace) -> None:
 
 def _print_run(args: argparse.Namespace) -> None:
     shown = Run(args.path)
+    _write_page(args, {args.path.name or str(args.path): shown})
     if not args.json:
         print(text.shown(shown))
         return
@@ -142,12 +195,19 @@ def _print_comparison(args: argparse.Namespace) -> None:
     names = [str(path) for path in args.runs]
     if len(set(names)) < max(2, len(names)):
         args.parser.error(f"compare needs two runs or more, each once, got {' '.join(names)}")
-    comparison = compare(dict(zip(names, map(Run, args.runs), strict=True)))
+    runs = dict(zip(names, map(Run, args.runs), strict=True))
+    comparison = compare(runs)
+    _write_page(args, runs)
     if not args.json:
         print(text.compared(comparison))
         return
     _print_object(dataclasses.asdict(comparison))
 
 
+def _write_page(args: argparse.Namespace, runs: dict[str, Run]) -> None:
+    if args.html is not None:
+        page(runs).write(args.html)
+
+
 def _print_object(content: dict[str, Any]) -> None:
-    print(json.dumps(content, indent=2))
+    print(json.dumps(content, indent=2), flush=True)

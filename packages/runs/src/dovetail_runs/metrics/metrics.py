@@ -8,7 +8,7 @@ Values lie in arrays, so that ten million lines fit into memory.
 import itertools
 import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,13 +117,15 @@ class Metrics:
     Attributes:
         lines: All lines that could be read.
         damage: What is wrong with damaged lines, which are left out; at most 20, then a count.
+        damaged: Number of damaged lines.
     """
 
     lines: Lines
     damage: tuple[str, ...] = ()
+    damaged: int = 0
 
     def __repr__(self) -> str:
-        damaged = f", {len(self.damage)} damaged" if self.damage else ""
+        damaged = f", {self.damaged} damaged" if self.damaged else ""
         return f"Metrics({len(self)} lines of {', '.join(self.names) or 'nothing'}{damaged})"
 
     def __len__(self) -> int:
@@ -181,47 +183,79 @@ def read_metrics(path: str | Path) -> Metrics:
         >>> metrics.damage
         ("metrics.jsonl:2: no line of metrics: 'no JSON'",)
     """
-    file = Path(path)
-    steps, generations, times = array("q"), array("q"), array("d")
-    columns: dict[str, tuple[array[int], array[float]]] = {}
-    damage, damaged = list[str](), 0
-    for number, text in enumerate(_complete(file), start=1):
+    return Reader(Path(path)).read()
+
+
+class Reader:
+    """Reads a file again and again while it grows: each time only the new lines.
+
+    Args:
+        path: The file. A missing one has no lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin(0)
+
+    def _begin(self, inode: int) -> None:
+        self._inode, self._offset, self._number, self._damaged = inode, 0, 0, 0
+        self._steps, self._generations, self._times = array("q"), array("q"), array("d")
+        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+        self._damage: list[str] = []
+        self._metrics: Metrics | None = None
+
+    def read(self) -> Metrics:
+        """Returns the metrics of all complete lines. A file that was replaced is read anew."""
+        status = self._path.stat() if self._path.is_file() else None
+        inode, size = (status.st_ino, status.st_size) if status else (0, 0)
+        if inode != self._inode or size < self._offset:
+            self._begin(inode)
+        if self._metrics is None or size > self._offset:
+            before = self._number
+            if status:
+                with self._path.open("rb") as opened:
+                    opened.seek(self._offset)
+                    for text in itertools.takewhile(lambda line: line.endswith(b"\n"), opened):
+                        self._take(text)
+            if self._metrics is None or self._number > before:
+                self._metrics = self._made()
+        return self._metrics
+
+    def _take(self, text: bytes) -> None:
+        self._offset += len(text)
+        self._number += 1
         line = _parsed(text)
         if line is None:
-            damaged += 1
-            if damaged <= _NAMED:
-                damage.append(f"{file.name}:{number}: no line of metrics: {excerpt(text)}")
-            continue
+            self._damaged += 1
+            if self._damaged <= _NAMED:
+                place = f"{self._path.name}:{self._number}"
+                self._damage.append(f"{place}: no line of metrics: {excerpt(text)}")
+            return
+        number = len(self._steps)
         for name, value in line.items():
             if name not in HEAD:
-                if name not in columns:
-                    columns[name] = array("q"), array("d")
-                columns[name][0].append(len(steps))
-                columns[name][1].append(value)
-        steps.append(line["step"])
-        generations.append(line["generation"])
-        times.append(line.get("time_s", 0.0))
-    if damaged > _NAMED:
-        damage.append(f"{file.name}: {damaged - _NAMED} more damaged lines")
-    lines = Lines(
-        steps=_array(steps, np.int64),
-        generations=_array(generations, np.int64),
-        times_s=_array(times, np.float64),
-        columns={k: (_array(n, np.int64), _array(v, np.float64)) for k, (n, v) in columns.items()},
-    )
-    return Metrics(lines=lines, damage=tuple(damage))
+                if name not in self._columns:
+                    self._columns[name] = array("q"), array("d")
+                numbers, values = self._columns[name]
+                numbers.append(number)
+                values.append(value)
+        self._steps.append(line["step"])
+        self._generations.append(line["generation"])
+        self._times.append(line.get("time_s", 0.0))
 
-
-def _array(values: Any, dtype: Any) -> np.ndarray:
-    return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)
-
-
-def _complete(file: Path) -> Iterator[bytes]:
-    """Yields the lines that are complete."""
-    if not file.is_file():
-        return
-    with file.open("rb") as opened:
-        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), opened)
+    def _made(self) -> Metrics:
+        more = self._damaged - _NAMED
+        named = [f"{self._path.name}: {more} more damaged lines"] if more > 0 else []
+        lines = Lines(
+            steps=np.array(self._steps, np.int64),
+            generations=np.array(self._generations, np.int64),
+            times_s=np.array(self._times, np.float64),
+            columns={
+                name: (np.array(numbers, np.int64), np.array(values, np.float64))
+                for name, (numbers, values) in self._columns.items()
+            },
+        )
+        return Metrics(lines=lines, damage=(*self._damage, *named), damaged=self._damaged)
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:

@@ -56,8 +56,8 @@ def median(curve: Curve, percent: float, most: int) -> Points:
     """
     count = len(curve)
     places = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
-    reach = max(1, int(count * percent / 200))
-    side = np.minimum(places, count - 1 - places).clip(reach // 4, reach)
+    reach = max(2, int(count * percent / 200))
+    side = np.minimum(places, count - 1 - places).clip(max(2, reach // 4), reach)
     first, last = np.maximum(places - side, 0), np.minimum(places + side, count - 1)
     return curve.steps[places], _medians(curve.values, first, last)
 
@@ -67,9 +67,11 @@ def _medians(
 ) -> Float64[np.ndarray, " m"]:
     """Returns the medians of values[first : last + 1], of at most `_MOST` values each."""
     most = min(_MOST, int((last - first).max(initial=0)) + 1)
-    spread = np.linspace(0.0, 1.0, most)
-    windows = values[np.rint(first[:, None] + (last - first)[:, None] * spread).astype(np.int64)]
-    windows = np.where(np.isfinite(windows), windows, np.nan)
+    stride = np.maximum(1.0, (last - first) / max(1, most - 1))[:, None]
+    places = first[:, None] + np.rint(np.arange(most) * stride).astype(np.int64)
+    within = places <= last[:, None]
+    windows = values[np.where(within, places, 0)]
+    windows = np.where(within & np.isfinite(windows), windows, np.nan)
     medians = np.full(len(first), np.nan)
     some = ~np.isnan(windows).all(1)
     medians[some] = np.nanmedian(windows[some], axis=1)

@@ -2,17 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of training runs, of any loop: settings, launches, metrics and notes in a folder.
 
-- A run: `Run`, with `Run.launch` to write it; `Launch` is a sink of metrics.
-- Its content: `Metrics`, `Curve`, `Account`, `Straggler`, `Note`; `read_metrics` of a single file.
+A launch locks the folder and records its start, its metrics and its end. Everything is read from
+the files, also while a launch writes them. Nothing here imports JAX.
+
+    >>> from dovetail_runs import Run, find
+    >>> run = Run("runs/first")
+    >>> with run.launch(settings={"rate": 0.1}) as launch:
+    ...     for step in range(3):
+    ...         launch.write(step, {"loss": 1 / (step + 1)})
+    >>> run.state, run.metrics.curve("loss").last()
+    ('finished', (2, 0.3333333333333333))
+    >>> find("runs")
+    Found(first; 0 damaged)
+
+- Recording: `Run.launch`; `Launch` is a sink of scalars; `devices_of` describes devices of JAX.
+- Reading: `Run`, with `Metrics`, `Curve`, `Account`, `Straggler` and `Note`; `read_metrics` of a
+  single file; `DamagedRun`.
 - Several runs: `find`, `Found`, `summary`, `Summary`, `compare`, `Comparison`.
 - Pages: `page`, `Page`, and `Watch`, which serves one on 127.0.0.1. They need the extra `pages`.
 - Settings as options of a command: `add_options`, `from_options`.
-- `devices_of` describes devices of JAX; `DamagedRun` is the error for a run that cannot be read.
 
-The command `python -m dovetail_runs` lists, shows, compares and watches runs. Nothing here imports
-JAX.
+The command `python -m dovetail_runs` lists, shows, compares, watches, notes and tags runs.
 """
 
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from dovetail_runs._suggestions import public_names as _public_names
 from dovetail_runs.compare import Comparison, compare
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.find import Found, find
@@ -27,26 +43,36 @@ from dovetail_runs.run import Run
 from dovetail_runs.settings.options import add_options, from_options
 from dovetail_runs.summary import Summary, summary
 
-__all__ = [
-    "Account",
-    "Comparison",
-    "Curve",
-    "DamagedRun",
-    "Found",
-    "Launch",
-    "Metrics",
-    "Note",
-    "Page",
+__all__ = [  # noqa: RUF022, by topic
+    # Recording
     "Run",
-    "Straggler",
-    "Summary",
-    "Watch",
-    "add_options",
-    "compare",
+    "Launch",
     "devices_of",
-    "find",
-    "from_options",
-    "page",
+    # Reading
+    "Metrics",
+    "Curve",
+    "Account",
+    "Straggler",
+    "Note",
     "read_metrics",
+    "DamagedRun",
+    # Several runs
+    "find",
+    "Found",
     "summary",
+    "Summary",
+    "compare",
+    "Comparison",
+    # Pages
+    "page",
+    "Page",
+    "Watch",
+    # Settings as options
+    "add_options",
+    "from_options",
 ]
+
+__version__ = _version("dovetail-runs")
+
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__, __dir__ = _public_names(__name__, __all__)

@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def excerpt(line: bytes) -> str:
     """Returns the beginning of a damaged line, quoted."""
-    return repr(line[:_SHOWN].decode(errors="replace"))
+    return repr(line.removesuffix(b"\n")[:_SHOWN].decode(errors="replace"))
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

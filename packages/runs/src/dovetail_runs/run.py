@@ -153,7 +153,7 @@ class Run:
         return self._content()["settings"]
 
     def settings_as(self, kind: type[S]) -> S:
-        """Returns the settings as the dataclass that they were stored from.
+        """Returns the settings as the dataclass of their launch.
 
         Args:
             kind: The class.
@@ -198,7 +198,7 @@ class Run:
 
     @property
     def account(self) -> Account | None:
-        """Where the wall time went; None with fewer than two lines of metrics."""
+        """Wall time by cause, in seconds; None with fewer than two lines of metrics."""
         return account_of(self.metrics.lines)
 
     @property
@@ -333,7 +333,7 @@ class Run:
 
 
 def seen(path: Path) -> str:
-    """Returns what a path that is no run is instead."""
+    """Describes a path without a run, for a message."""
     if not path.exists():
         return "which does not exist"
     if not path.is_dir():

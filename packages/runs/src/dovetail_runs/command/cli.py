@@ -161,12 +161,12 @@ def _set_tags(args: argparse.Namespace) -> None:
 
 
 def _print_list(args: argparse.Namespace) -> None:
-    found = find(args.directory, tags=args.tags)
+    content = find(args.directory, tags=args.tags)
     if not args.json:
-        print(text.listed(args.directory, found))
+        print(text.listed(args.directory, content))
         return
-    rows = {name: dataclasses.asdict(row) for name, row in found.summaries.items()}
-    others = {"damaged": dict(found.damaged), "foreign": list(found.foreign)}
+    rows = {name: dataclasses.asdict(row) for name, row in content.summaries.items()}
+    others = {"damaged": dict(content.damaged), "foreign": list(content.foreign)}
     _print_object({"runs": rows, **others})
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The account of a run: where its wall time went."""
+"""The account of a run: its wall time by cause."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from dovetail_runs.metrics.metrics import Lines
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A process that is slower than the others, as a trainer has found it.
+    """A process slower than the others, as a trainer has found it.
 
     Attributes:
         process: Its index.
@@ -38,7 +38,7 @@ class Account:
 
     Attributes:
         wall_s: All of it, pauses included.
-        step_s: Steps that are part of the run: their scalars `step_time_s`. Without any, the time
+        step_s: Steps of the run itself: their scalars `step_time_s`. Without any, the time
             from one line of a launch to the next.
         skipped_s: Lost to steps without an update: those with a scalar `skipped` above 0.
         repeated_s: Lost to steps undone by a kill and repeated later.
@@ -59,7 +59,7 @@ class Account:
 
     @property
     def other_s(self) -> float:
-        """The rest: compiling, saving, evaluating."""
+        """The rest, such as compiling, saving and evaluating."""
         named = self.step_s + self.skipped_s + self.repeated_s + self.stalled_s + self.idle_s
         return max(0.0, self.wall_s - named)
 
@@ -76,9 +76,9 @@ def account_of(lines: Lines) -> Account | None:
     passed = np.diff(lines.times_s)
     changes = np.diff(lines.generations) != 0
     seconds = lines.column("step_time_s")
-    # Evaluations and accounts are lines of their own: a step's line has its time or its loss.
+    # Evaluations and accounts are lines of their own: a step's line has a loss, which may be NaN.
     timed = not np.isnan(seconds).all()
-    of_steps = ~np.isnan(lines.column("loss")) if timed else np.ones(len(seconds), bool)
+    of_steps = lines.having("loss") if timed else np.ones(len(seconds), bool)
     if not timed:
         seconds = np.r_[0.0, np.where(changes, 0.0, passed.clip(min=0))]
     seconds = np.where(np.isfinite(seconds), seconds, 0.0)

@@ -58,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """All lines of a file, also those that a later launch replaced.
+    """All lines of a file, also those replaced by a later launch.
 
     Attributes:
         steps: i64[n], in the order of the file.
@@ -76,9 +76,16 @@ class Lines:
         """Returns a scalar line by line, NaN for lines without it."""
         values = np.full(len(self.steps), np.nan)
         if name in self.columns:
-            numbers, found = self.columns[name]
-            values[numbers] = found
+            numbers, own = self.columns[name]
+            values[numbers] = own
         return values
+
+    def having(self, name: str) -> Bool[np.ndarray, " n"]:
+        """Returns line by line whether a scalar was written, NaN included."""
+        having = np.zeros(len(self.steps), bool)
+        if name in self.columns:
+            having[self.columns[name][0]] = True
+        return having
 
     @cached_property
     def kept(self) -> Bool[np.ndarray, " n"]:
@@ -116,7 +123,7 @@ class Metrics:
 
     Attributes:
         lines: All lines that could be read.
-        damage: What is wrong with damaged lines, which are left out; at most 20, then a count.
+        damage: Damaged lines, with file and number; at most 20, then a count. They are left out.
         damaged: Number of damaged lines.
     """
 
@@ -164,7 +171,7 @@ class Metrics:
 
 
 def read_metrics(path: str | Path) -> Metrics:
-    """Reads a file that a launch wrote, or `dovetail_train.Jsonl`; also while it grows.
+    """Reads a file of a launch, or of `dovetail_train.Jsonl`; also while it grows.
 
     An incomplete last line is left out. Damaged lines are left out and named.
 

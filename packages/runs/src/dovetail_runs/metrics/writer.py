@@ -118,6 +118,8 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(
             f"a scalar must not be called {', '.join(HEAD)}, got {name!r}: give it another name"
         )
+    if hasattr(value, "detach"):  # a tensor of torch, which warns of a loss that has its graph
+        value = value.detach()
     try:
         if not isinstance(value, str | bytes):
             return float(value)

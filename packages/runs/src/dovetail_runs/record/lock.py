@@ -35,11 +35,11 @@ def is_locked(run: Path) -> bool:
 def locked(run: Path, *, settings_file: str) -> Iterator[None]:
     """Holds a POSIX lock, which ends with this process in any case. Children do not inherit it.
 
-    A block that leaves no run behind, such as a refusal, leaves no lock and no new folder.
+    A block without a run at its end, such as a refusal, leaves no lock and no new folder.
 
     Args:
         run: The folder of the run, which is made.
-        settings_file: Name of the file that makes a folder a run.
+        settings_file: Name of the settings of a run.
 
     Raises:
         RuntimeError: Another launch holds the run, in this process or in another one.

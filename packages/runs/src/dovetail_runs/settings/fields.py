@@ -34,7 +34,7 @@ def to_json(settings: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[S], values: Mapping[str, Any], *, place: str = "settings") -> S:
-    """Returns the dataclass that `to_json` gave `values` of.
+    """Returns the dataclass from the values of `to_json`.
 
     A field that `values` lacks has its default: an earlier version did not have it.
 

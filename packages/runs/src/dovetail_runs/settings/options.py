@@ -45,10 +45,10 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
 
 
 def from_options(kind: type[S], args: argparse.Namespace) -> S:
-    """Returns the settings of a parsed command line. Options that were not typed have defaults.
+    """Returns the settings of a parsed command line. Other options have defaults.
 
     Args:
-        kind: The class that was passed to `add_options`.
+        kind: The class, as for `add_options`.
         args: The parsed arguments.
     """
     return _made(kind, vars(args))

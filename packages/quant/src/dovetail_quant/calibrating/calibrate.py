@@ -34,7 +34,7 @@ from dovetail_quant.sites.modules import copied, held, module_at
 from dovetail_quant.sites.plan import Plan
 from dovetail_quant.sites.sites import Site, sites
 
-Run = Callable[[nnx.Module, Any], Any]
+RunModel = Callable[[nnx.Module, Any], Any]
 
 
 def run_decoder(model: Any, batch: Mapping[str, Any]) -> Any:
@@ -65,7 +65,7 @@ def calibrate(
     plan: Plan,
     batches: Iterable[Any],
     *,
-    run: Run = run_decoder,
+    run: RunModel = run_decoder,
     sequential: bool = True,
     stats_bytes: int = 4 << 30,
 ) -> Calibration:
@@ -126,7 +126,7 @@ def calibrate(
 
 
 def _order(
-    model: nnx.Module, plan: Plan, batch: Any, run: Run
+    model: nnx.Module, plan: Plan, batch: Any, run: RunModel
 ) -> tuple[list[list[str]], Mapping[str, int]]:
     """Returns sites in call order, grouped by common input, and calls per batch."""
     by_path = sites(model)
@@ -201,7 +201,7 @@ def _turns(
 
 
 def _record(
-    model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: Run, *, calls: int
+    model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: RunModel, *, calls: int
 ) -> dict[str, record.Statistics]:
     """Returns the statistics of some sites over all batches, each with `calls` calls of them."""
     listening, countdown = copied(model), Countdown()

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from dovetail_quant import _elsewhere
-from dovetail_quant.calibrating.calibrate import Run, run_decoder
+from dovetail_quant.calibrating.calibrate import RunModel, run_decoder
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.reports.chart import bars
 from dovetail_quant.reports.compare import Sums, by_site, compared, quantized_kernels
@@ -139,7 +139,7 @@ def report(
     quantized: nnx.Module,
     batches: Iterable[Any],
     *,
-    run: Run = run_decoder,
+    run: RunModel = run_decoder,
 ) -> Report:
     """Compares both models on the same batches: bytes, error of each site, divergence, agreement,
     loss.
@@ -216,7 +216,7 @@ def weights_of(batch: Any, shape: tuple[int, ...]) -> Array:
     return jnp.ones(shape, jnp.float32)
 
 
-def _step(model: nnx.Module, quantized: nnx.Module, run: Run) -> Callable[[Any], Any]:
+def _step(model: nnx.Module, quantized: nnx.Module, run: RunModel) -> Callable[[Any], Any]:
     """Returns batch -> (sums over its rows by name, squares by site), in one program."""
     before, state = nnx.split(compared(model, quantized))
     after, codes = nnx.split(quantized)

@@ -24,7 +24,7 @@ from jaxtyping import Array
 
 from dovetail_quant import _elsewhere
 from dovetail_quant._patterns import Patterns, matches
-from dovetail_quant.calibrating.calibrate import Run, calibrate, run_decoder
+from dovetail_quant.calibrating.calibrate import RunModel, calibrate, run_decoder
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.reports.compare import Slope, by_site, compared, quantized_kernels
 from dovetail_quant.reports.knapsack import knapsack
@@ -111,7 +111,7 @@ def search(
     max_bytes: int,
     choices: Sequence[Spec | None],
     key: Array,
-    run: Run = run_decoder,
+    run: RunModel = run_decoder,
     where: Patterns = "**",
     stats_bytes: int = 4 << 30,
 ) -> Search:
@@ -205,7 +205,7 @@ def _fits(site: Site, spec: Spec | None) -> bool:
 
 
 def _calibrated(
-    model: nnx.Module, plan: Plan, batches: Sequence[Any], run: Run, **options: Any
+    model: nnx.Module, plan: Plan, batches: Sequence[Any], run: RunModel, **options: Any
 ) -> Calibration | None:
     """Returns the plan's calibration, or None if no method of it needs one."""
     if all(spec.method == "absmax" for spec in plan.specs.values()):
@@ -217,7 +217,7 @@ def _priced(
     model: nnx.Module,
     specs: Mapping[str, Spec],
     batches: Sequence[Any],
-    run: Run,
+    run: RunModel,
     key: Array,
     stats_bytes: int,
 ) -> dict[str, tuple[float, int]]:
@@ -245,7 +245,7 @@ def _cost(path: str, total: float, rows: float) -> float:
     return 0.5 * total / rows
 
 
-def _slopes(listening: nnx.Module, run: Run) -> Callable[[Any, Array], Any]:
+def _slopes(listening: nnx.Module, run: RunModel) -> Callable[[Any, Array], Any]:
     """Returns a function: (batch, key) -> (rows that count, sum of (g . (z - y))^2 by site)."""
     graphdef, slopes, rest = nnx.split(listening, Slope, ...)
 

@@ -117,6 +117,14 @@ def test_numbers_that_json_lacks_are_null(tmp_path):
     assert (line["a"], line["b"], line["c"]) == (None, None, 1.0)
 
 
+def test_the_words_of_dovetail_runs_for_such_numbers_are_none(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    head = '{"step": 0, "generation": 0, "time_s": 1.5'
+    path.write_text(f'{head}, "loss": "nan", "a": "inf", "b": "-inf", "c": 2.5}}\n')
+    (line,) = read_jsonl(path)
+    assert [line[name] for name in ("loss", "a", "b", "c")] == [None, None, None, 2.5]
+
+
 def test_an_empty_file_has_no_steps(tmp_path):
     (tmp_path / "m.jsonl").touch()
     assert read_jsonl(tmp_path / "m.jsonl") == []

@@ -33,7 +33,7 @@ from dovetail_runs.compare import Comparison, compare
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.find import Found, find
 from dovetail_runs.metrics.account import Account, Straggler
-from dovetail_runs.metrics.metrics import Curve, Metrics, read_metrics
+from dovetail_runs.metrics.metrics import Curve, Lines, Metrics, read_metrics
 from dovetail_runs.pages.page import Page, page
 from dovetail_runs.pages.watch import Watch
 from dovetail_runs.record.launch import Launch
@@ -51,6 +51,7 @@ __all__ = [  # noqa: RUF022, by topic
     # Reading
     "Metrics",
     "Curve",
+    "Lines",
     "Account",
     "Straggler",
     "Note",

@@ -38,11 +38,11 @@ class Comparison:
     evaluations: Mapping[str, Sequence[float | None]]
 
 
-def compare(runs: Mapping[str, Run]) -> Comparison:
+def compare(runs: Mapping[str, Run] | Sequence[Run]) -> Comparison:
     """Compares runs, also those with other classes of settings.
 
     Args:
-        runs: Two runs or more, by the name to show.
+        runs: Two runs or more, by the name to show. Without names: their folders.
 
     Raises:
         ValueError: There are fewer than two, or one is no run.
@@ -58,9 +58,10 @@ def compare(runs: Mapping[str, Run]) -> Comparison:
         ({'rate': [0.1, 0.2]}, {0: [10.0, 5.0]})
     """
     if len(runs) < 2:
-        raise ValueError(
-            f"a comparison needs two runs or more, got {', '.join(runs) or 'none'}: name another"
-        )
+        names = ", ".join(map(str, runs)) or "none"
+        raise ValueError(f"a comparison needs two runs or more, got {names}: name another")
+    if not isinstance(runs, Mapping):
+        return compare({str(run.path): run for run in runs})
     some = list(runs.values())
     summaries = [summary(run) for run in some]
     tables = short([flat(run.settings) for run in some])

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,6 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    @contextlib.contextmanager
     def launch(
         self,
         settings: Any = None,
@@ -67,7 +66,7 @@ class Run:
         process: int = 0,
         changes: Mapping[str, Sequence[Any]] | None = None,
         generation: int | None = None,
-    ) -> Iterator[Launch]:
+    ) -> Launch:
         """Locks the run and records a launch from its start to its end.
 
         The first launch stores the settings. A later one goes on with the same settings. Its end
@@ -97,9 +96,10 @@ class Run:
             DamagedRun: The stored settings cannot be read.
         """
         if process:
-            yield Launch()
-            return
-        with self.locked() if generation is None else contextlib.nullcontext():
+            return Launch()
+        with contextlib.ExitStack() as stack:
+            if generation is None:
+                stack.enter_context(self.locked())
             changed = {**self._settle(settings, recipe, changeable), **(changes or {})}
             begun = launch.beginning(
                 command=command,
@@ -116,18 +116,7 @@ class Run:
             file = self.path / launch.FILE
             events.append(file, begun)
             writer = Writer(self.path / METRICS)
-            under_way = Launch(_writer=writer)
-            try:
-                yield under_way
-                end = launch.ending(under_way.outcome)
-            except BaseException as error:
-                # Where the disk is what failed, the error under way says more than another one.
-                with contextlib.suppress(OSError):
-                    events.append(file, launch.failure(error))
-                raise
-            finally:
-                writer.close()
-            events.append(file, end)
+            return Launch(_writer=writer, _file=file, _lock=stack.pop_all())
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds the lock of the run without a launch. RuntimeError if another launch holds it."""
@@ -275,6 +264,7 @@ class Run:
             self._save(content)
             return {}
         stored = self._content()
+        self._check_names(changeable, values)
         changed = fields.changes(stored["settings"], values)
         if stored["recipe"] != content["recipe"]:
             changed = {"recipe": [stored["recipe"], content["recipe"]], **changed}
@@ -291,6 +281,16 @@ class Run:
         if changed:
             self._save(content)
         return changed
+
+    def _check_names(self, changeable: Collection[str], values: Mapping[str, Any]) -> None:
+        """Raises ValueError for a name that is no field of the settings."""
+        known = fields.flat(values).keys() | {"recipe"}
+        known |= {name.rpartition(".")[2] for name in known}
+        if unknown := [name for name in changeable if name not in known]:
+            raise ValueError(
+                f"changeable must name fields of the settings, got {unknown[0]!r}: write some of "
+                f"{', '.join(sorted(known))}"
+            )
 
     def _save(self, content: Mapping[str, Any]) -> None:
         """Writes run.json atomically."""

@@ -53,8 +53,9 @@ class Summary:
     updated: float
 
 
-def summary(run: Run) -> Summary:
-    """Returns a run in one row. ValueError if its folder is no run, or is damaged."""
+def summary(run: Run | str | Path) -> Summary:
+    """Returns a run in one row, also of its folder. ValueError if it is no run, or is damaged."""
+    run = run if isinstance(run, Run) else Run(run)
     metrics = run.metrics
     losses, rates = newest(metrics.updates("loss")), newest(metrics.updates("tokens_per_s"))
     logged, account = metrics.curve("goodput").last(), run.account

@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(parser: argparse.ArgumentParser) -> None:
     """Say of each run in a directory how far it is, and name damaged runs and other folders."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of the runs")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=Path(), metavar="DIR", help="of the runs (here)"
+    )
     parser.add_argument(
         "--tag", dest="tags", action="append", default=[], help="runs with this tag; repeat it"
     )

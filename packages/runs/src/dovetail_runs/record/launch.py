@@ -6,14 +6,16 @@ A launch has two lines: one at its start, one at its end. A killed launch has no
 its lock is free.
 """
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from dovetail_runs.events import now
+from dovetail_runs.events import append, now
 from dovetail_runs.metrics.writer import Writer
 from dovetail_runs.record import machine
 
@@ -23,9 +25,10 @@ OUTCOMES = ("finished", "interrupted", "failed")
 
 @dataclass(kw_only=True)
 class Launch:
-    """A launch that is under way, and the sink of its metrics.
+    """A launch under way, and the sink of its metrics.
 
-    It is a `Sink` of dovetail-train: pass it in `fit(sinks=[launch])`.
+    `with run.launch() as launch:` records its end with the block. In a notebook, `finish` does. It
+    is a `Sink` of dovetail-train: pass it in `fit(sinks=[launch])`.
 
     Attributes:
         outcome: Outcome to record if the block ends without an error: "finished", or "interrupted"
@@ -34,6 +37,48 @@ class Launch:
 
     outcome: str = "finished"
     _writer: Writer | None = field(default=None, repr=False)
+    _file: Path | None = field(default=None, repr=False)
+    _ended: bool = field(default=False, repr=False)
+    _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
+
+    def __enter__(self) -> "Launch":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        with self._lock:
+            self.close()
+            # Where the disk is what failed, the error under way says more than another one.
+            with contextlib.suppress(OSError):
+                self._end(failure(error))
+
+    def finish(self) -> None:
+        """Records the end with `outcome`, and frees the run. A later call does nothing.
+
+        Raises:
+            ValueError: The outcome is unknown. The end is then "failed".
+        """
+        with self._lock:
+            self.close()
+            try:
+                end = ending(self.outcome)
+            except ValueError as error:
+                self._end(failure(error))
+                raise
+            self._end(end)
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            append(self._file, event)
+        self._file = self._writer = None
+        self._ended = True
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Appends scalars to the metrics of the run. Processes other than 0 write nothing.
@@ -47,7 +92,12 @@ class Launch:
         Raises:
             TypeError: The step is no whole number, or a value no number.
             ValueError: The step falls, or a scalar is called step, generation or time_s.
+            RuntimeError: The launch has ended.
         """
+        if self._ended:
+            raise RuntimeError(
+                "a launch must be under way, got a write after its end: launch the run again"
+            )
         if self._writer is not None:
             self._writer.write(step, scalars)
 

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+_NOT_FINITE = ("nan", "inf", "-inf")
+
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """Returns one dict per step, in order, merged from the last generation that reached the step.
@@ -34,7 +36,10 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """Returns the lines in order. Raises ValueError for a line not written by `Jsonl`."""
+    """Returns the lines in order. Raises ValueError for a line not written by `Jsonl`.
+
+    The words "nan", "inf" and "-inf", as dovetail-runs writes such numbers, are None.
+    """
     lines = []
     for number, text in enumerate(data.splitlines(), start=1):
         try:
@@ -46,7 +51,7 @@ def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
                 f"each line must be a JSON object with step and generation, got "
                 f"{path}:{number}: {text[:60]!r}; remove that line or pass another path"
             )
-        lines.append(line)
+        lines.append({k: None if v in _NOT_FINITE else v for k, v in line.items()})
     return lines
 
 

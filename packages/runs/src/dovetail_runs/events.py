@@ -24,11 +24,12 @@ def append(path: Path, event: Mapping[str, Any]) -> None:
         path: The file.
         event: The line, with "event" and "time".
     """
+    line = json.dumps(event).encode() + b"\n"
     with path.open("a+b") as file:
         file.seek(0)
         data = file.read()
         file.truncate(data.rfind(b"\n") + 1)
-        file.write(json.dumps(event).encode() + b"\n")
+        file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
@@ -58,6 +59,7 @@ def excerpt(line: bytes) -> str:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and {"event", "time"} <= event.keys() else None
+    whole = isinstance(event, dict) and all(type(event.get(k)) is str for k in ("event", "time"))
+    return event if whole else None

@@ -5,6 +5,7 @@
 import contextlib
 import json
 import logging
+import operator
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ class Run:
         Raises:
             RuntimeError: Another launch holds the run.
             ValueError: The run has other settings.
-            TypeError: A setting has no form in JSON.
+            TypeError: A setting or a device has no form in JSON, or a seed is no whole number.
             DamagedRun: The stored settings cannot be read.
         """
         if process:
@@ -100,13 +101,13 @@ class Run:
         with contextlib.ExitStack() as stack:
             if generation is None:
                 stack.enter_context(self.locked())
-            changed = {**self._settle(settings, recipe, changeable), **(changes or {})}
             begun = launch.beginning(
                 command=command,
-                devices=devices,
-                seeds=seeds or {},
+                devices=None if devices is None else fields.to_json(devices, place="devices"),
+                seeds={name: operator.index(seed) for name, seed in (seeds or {}).items()},
                 code=None if code is None else Path(code),
             )
+            changed = {**self._settle(settings, recipe, changeable), **(changes or {})}
             if changed:
                 begun["changes"] = changed
             if generation is not None:
@@ -129,7 +130,7 @@ class Run:
     def end_launch(self, error: BaseException) -> None:
         """Records the failure of a launch that could not do so itself, such as that of a rank."""
         if (recorded := self.events) and recorded[-1]["event"] == "start":
-            events.append(self.path / launch.FILE, launch.failure(error))
+            events.append(self.path / launch.FILE, launch.failure(error, "failed"))
 
     @property
     def recipe(self) -> str | None:
@@ -234,7 +235,7 @@ class Run:
     def tag(self, *tags: str) -> None:
         """Adds tags. ValueError for a tag with blanks, or if the folder is no run."""
         self._content()
-        for tag in map(notes.checked_tag, tags):
+        for tag in [notes.checked_tag(tag) for tag in tags]:
             notes.write(self.path, "tag", tag=tag)
 
     def untag(self, *tags: str) -> None:
@@ -252,6 +253,11 @@ class Run:
         self, settings: Any, recipe: str | None, changeable: Collection[str]
     ) -> dict[str, list[Any]]:
         """Stores the settings, and returns those that this launch changes."""
+        if isinstance(changeable, str):
+            raise TypeError(
+                f"changeable must be several names, got the string {changeable!r}: write "
+                f"changeable=({changeable!r},)"
+            )
         is_new = not (self.path / SETTINGS).is_file()
         if settings is None and not is_new:
             return {}
@@ -311,7 +317,7 @@ class Run:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             recipe, settings = content.get("recipe"), content["settings"]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise DamagedRun(
                 f"{str(file)!r} must be JSON with settings, got a damaged file "
                 f"({type(error).__name__}: {error}): restore it, or begin a new run"

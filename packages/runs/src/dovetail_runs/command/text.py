@@ -39,7 +39,7 @@ def listed(directory: Path, found: Found) -> str:
         rows = [_row(name, row, list(names)) for name, row in found.summaries.items()]
         rows += [[name, "-", "damaged"] for name in found.damaged]
         lines = [table([heads, *rows]), _WINDOW]
-    lines += [f"damaged: {name}: {reason}" for name, reason in found.damaged.items()]
+    lines += [printable(f"damaged: {name}: {why}") for name, why in found.damaged.items()]
     lines += [
         f"damaged lines: {row.damaged} of {name}, left out; show names them"
         for name, row in found.summaries.items()
@@ -59,8 +59,9 @@ def shown(run: Run) -> str:
         [f"  {name}", value(number), f"after step {step}"]
         for name, (step, number) in row.evaluations.items()
     ]
+    head = printable(f"{run.path}: {row.recipe or 'a run'}, {cells['state']}")
     blocks = [
-        f"{run.path}: {row.recipe or 'a run'}, {cells['state']}\n{table(figures)}\n  {_WINDOW}",
+        f"{head}\n{table(figures)}\n  {_WINDOW}",
         _section("tags", [[f"  {' '.join(row.tags)}"]] if row.tags else []),
         *_settings(run.settings),
         _section("last evaluations", evaluations),

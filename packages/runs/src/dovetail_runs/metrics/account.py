@@ -122,7 +122,8 @@ def _straggler(lines: Lines) -> Straggler | None:
         and at in own[np.searchsorted(own, [at]).clip(max=len(own) - 1)]
     }
     activities = [n for n in values if n.startswith("straggler/") and n != "straggler/others"]
-    if "straggler" not in values or not activities:
+    named = np.isfinite(values.get("straggler", np.nan))
+    if not named or not activities or "straggler/others" not in values:
         return None
     return Straggler(
         process=int(values["straggler"]),

@@ -21,6 +21,7 @@ from dovetail_runs.events import excerpt
 from dovetail_runs.metrics.writer import HEAD
 
 _NAMED = 20  # damaged lines that are named; the others are counted
+_LIMIT = 2.0**1023  # whole numbers from twice this on have no float
 _WORDS = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 
 
@@ -273,10 +274,10 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     whole = all(type(number) is int and 0 <= number < 1 << 62 for number in head[:2])
-    if not whole or type(head[2]) not in (int, float):
+    if not whole or type(head[2]) not in (int, float) or not -_LIMIT < head[2] < _LIMIT:
         return None
     for name, value in line.items():
-        if type(value) is not float and type(value) is not int:
+        if type(value) is not float and (type(value) is not int or not -_LIMIT < value < _LIMIT):
             value = np.nan if value is None else _WORDS.get(value) if type(value) is str else value
             if type(value) is not float:
                 return None

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of `metrics.jsonl`: a line for each step, readable after a kill at any moment."""
 
+import contextlib
 import json
 import math
 import operator
@@ -18,8 +19,8 @@ class Writer:
     """Appends {"step", "generation", "time_s", ...scalars} lines to a file, each flushed.
 
     The first write begins a new generation, one more than the file's last. An incomplete last line
-    is removed first. NaN and infinities are written as the strings "nan", "inf" and "-inf", since
-    JSON has no such numbers.
+    is removed first, also one that a failed write left. NaN and infinities are written as the
+    strings "nan", "inf" and "-inf", since JSON has no such numbers.
 
     Args:
         path: The file.
@@ -28,7 +29,7 @@ class Writer:
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
         self._generation: int | None = None
         self._last: dict[str, int] = {}  # step by name
 
@@ -52,21 +53,30 @@ class Writer:
                     f"steps must not fall within a launch, got {name} at step {step} after step "
                     f"{self._last[name]}: count the steps of all epochs, or launch the run again"
                 )
-        if self._generation is None:
-            self._generation = begin(self._path)
         if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
+            following = begin(self._path)
+            self._generation = following if self._generation is None else self._generation
+            self._file = self._path.open("ab", buffering=0)  # nothing waits for a later write
         head = {"step": step, "generation": self._generation, "time_s": self._now()}
         written = {k: v if math.isfinite(v) else str(v) for k, v in numbers.items()}
-        self._file.write(json.dumps(head | written, allow_nan=False) + "\n")
-        self._file.flush()
+        self._append(self._file, json.dumps(head | written, allow_nan=False).encode() + b"\n")
         self._last.update(dict.fromkeys(numbers, step))
 
     def close(self) -> None:
         """Closes the file. A later write opens it again, in the same generation."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            file.close()
+
+    def _append(self, file: IO[bytes], line: bytes) -> None:
+        """Writes a line. After an error the next write opens the file again."""
+        try:
+            while line:  # the system takes a part if the disk is nearly full, and then says so
+                line = line[file.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
 
 
 def begin(path: Path) -> int:
@@ -95,9 +105,10 @@ def begin(path: Path) -> int:
 
 def _generation(line: bytes) -> int | None:
     try:
-        return int(json.loads(line)["generation"])
-    except (ValueError, TypeError, KeyError):
+        number = json.loads(line)["generation"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None  # a damaged line: the reader names it
+    return number if type(number) is int and number >= 0 else None
 
 
 def _checked_step(step: Any) -> int:
@@ -121,9 +132,9 @@ def _number(name: str, value: Any) -> float:
     if hasattr(value, "detach"):  # a tensor of torch, which warns of a loss that has its graph
         value = value.detach()
     try:
-        if not isinstance(value, str | bytes):
+        if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
             return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
     raise TypeError(
         f"scalars must be numbers, got {name}={value!r:.100} of type {type(value).__name__}: "

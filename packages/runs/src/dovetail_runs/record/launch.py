@@ -54,10 +54,11 @@ class Launch:
             self.finish()
             return
         with self._lock:
-            self.close()
             # Where the disk is what failed, the error under way says more than another one.
             with contextlib.suppress(OSError):
-                self._end(failure(error))
+                self.close()
+            with contextlib.suppress(OSError):
+                self._end(failure(error, self.outcome))
 
     def finish(self) -> None:
         """Records the end with `outcome`, and frees the run. A later call does nothing.
@@ -70,7 +71,7 @@ class Launch:
             try:
                 end = ending(self.outcome)
             except ValueError as error:
-                self._end(failure(error))
+                self._end(failure(error, "failed"))
                 raise
             self._end(end)
 
@@ -150,11 +151,16 @@ def ending(outcome: str) -> dict[str, Any]:
     return {"event": "end", "time": now(), "outcome": outcome}
 
 
-def failure(error: BaseException) -> dict[str, Any]:
-    """Returns the end of a launch that an error ended. An interruption is none."""
+def failure(error: BaseException, outcome: str) -> dict[str, Any]:
+    """Returns the end of a launch whose block raised. An interruption is no failure.
+
+    Args:
+        error: What was raised.
+        outcome: The outcome if it is an exit of the program without an error.
+    """
     if isinstance(error, KeyboardInterrupt):
         return ending("interrupted")
-    if isinstance(error, SystemExit) and error.code in (None, 0):
-        return ending("finished")
+    if isinstance(error, SystemExit) and error.code in (None, 0) and outcome in OUTCOMES:
+        return ending(outcome)
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return {**ending("failed"), "error": reason}

@@ -24,7 +24,7 @@ def is_locked(run: Path) -> bool:
     try:
         with (run / FILE).open("rb") as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True
@@ -35,7 +35,7 @@ def is_locked(run: Path) -> bool:
 def locked(run: Path, *, settings_file: str) -> Iterator[None]:
     """Holds a POSIX lock, which ends with this process in any case. Children do not inherit it.
 
-    A block without a run at its end, such as a refusal, leaves no lock and no new folder.
+    A block without a run at its end, such as a refusal, leaves no lock and no new folders.
 
     Args:
         run: The folder of the run, which is made.
@@ -44,7 +44,8 @@ def locked(run: Path, *, settings_file: str) -> Iterator[None]:
     Raises:
         RuntimeError: Another launch holds the run, in this process or in another one.
     """
-    existed, was_run = run.exists(), (run / FILE).exists()
+    was_run = (run / FILE).exists()
+    new = [folder for folder in (run, *run.parents) if not folder.exists()]
     if run.resolve() in held:
         raise RuntimeError(
             f"a run must have one launch at a time, got {str(run)!r}, which this process has "
@@ -69,8 +70,9 @@ def locked(run: Path, *, settings_file: str) -> Iterator[None]:
             held.discard(run.resolve())
             if not was_run and not (run / settings_file).is_file():
                 (run / FILE).unlink(missing_ok=True)
-                if not existed and not any(run.iterdir()):
-                    run.rmdir()
+                with contextlib.suppress(OSError):  # another process may have put a file there
+                    for folder in new:
+                        folder.rmdir()
 
 
 def _acquired(path: Path) -> IO[bytes] | None:

@@ -6,6 +6,7 @@ The environment is not recorded, because it may hold secrets.
 """
 
 import collections
+import functools
 import os
 import platform
 import re
@@ -36,6 +37,11 @@ def cores() -> int | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the installed libraries that compute."""
+    return dict(_versions())
+
+
+@functools.cache  # hundreds of files: as long as all else at the start of a launch
+def _versions() -> dict[str, str]:
     installed = {"python": platform.python_version()}
     for distribution in metadata.distributions():
         name = (distribution.name or "").lower().replace("_", "-")

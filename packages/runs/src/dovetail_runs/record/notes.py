@@ -46,7 +46,8 @@ def read_notes(run: Path) -> tuple[list[Note], list[str]]:
 def checked_tag(tag: str) -> str:
     """Returns a tag. ValueError if it is empty, has blanks or begins with a dash."""
     if not tag or tag.startswith("-") or any(c.isspace() or not c.isprintable() for c in tag):
-        joined = "-".join(tag.strip("-").split()) or "baseline"
+        words = "".join(c if c.isprintable() else " " for c in tag).strip("- ").split()
+        joined = "-".join(words) or "baseline"
         raise ValueError(f"a tag must be a word without blanks, got {tag!r}: write {joined!r}")
     return tag
 

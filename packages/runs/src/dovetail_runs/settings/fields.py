@@ -4,6 +4,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import types
 import typing
@@ -16,21 +17,22 @@ from dovetail_runs.damaged import DamagedRun
 S = TypeVar("S")
 
 
-def to_json(settings: Any) -> dict[str, Any]:
+def to_json(settings: Any, *, place: str = "settings") -> dict[str, Any]:
     """Returns settings as JSON values. Tuples become lists, and paths strings.
 
     Args:
         settings: A dataclass, whose fields may be dataclasses (groups), or a mapping.
+        place: Name of the values in messages.
 
     Raises:
         TypeError: A value has no form in JSON.
     """
     if not (_is_dataclass(settings) or isinstance(settings, Mapping)):
         raise TypeError(
-            f"settings must be a dataclass or a mapping, got {settings!r:.100} of type "
+            f"{place} must be a dataclass or a mapping, got {settings!r:.100} of type "
             f"{type(settings).__name__}: pass vars(settings), or {{}}"
         )
-    return _json(settings, "settings")
+    return _json(settings, place)
 
 
 def from_json(kind: type[S], values: Mapping[str, Any], *, place: str = "settings") -> S:
@@ -47,8 +49,8 @@ def from_json(kind: type[S], values: Mapping[str, Any], *, place: str = "setting
         DamagedRun: A field is unknown, has no default, or has a value of another type.
     """
     hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    if unknown := sorted(values.keys() - fields.keys()):
+    fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    if unknown := sorted(values.keys() - {f.name for f in fields if f.init}):
         raise DamagedRun(
             f"{place} must have the fields of {kind.__name__}, got {', '.join(unknown)}: read them "
             "with the version that wrote them"
@@ -101,7 +103,7 @@ def _is_dataclass(value: Any) -> bool:
 
 def _json(value: Any, place: str) -> Any:
     if _is_dataclass(value):
-        fields = dataclasses.fields(value)
+        fields = [f for f in dataclasses.fields(value) if f.init]  # the others follow from these
         return {f.name: _json(getattr(value, f.name), f"{place}.{f.name}") for f in fields}
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
@@ -111,13 +113,13 @@ def _json(value: Any, place: str) -> Any:
         return os.fspath(value)
     if isinstance(value, list | tuple):
         return [_json(item, f"{place}[{i}]") for i, item in enumerate(value)]
-    if (isinstance(value, float) and value != value) or value in (float("inf"), -float("inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):
         raise TypeError(
-            f"settings must be numbers, strings, paths, lists or groups of these, got "
+            f"a setting must be a number, a string, a path, a list or a group of these, got "
             f"{place}={value!r:.100} of type {type(value).__name__}: write its name as a string"
         ) from None
 
@@ -136,8 +138,10 @@ def _value(hint: Any, value: Any, place: str) -> Any:
         return from_json(hint, value, place=place)
     if origin is tuple or hint is tuple:
         items = [a for a in args if a is not Ellipsis] or [Any]
-        kinds = items * len(value) if Ellipsis in args or not args else items
-        pairs = zip(kinds, value, strict=False)
+        any_length = Ellipsis in args or not args
+        if not isinstance(value, list) or not (any_length or len(value) == len(items)):
+            raise DamagedRun(f"{place} must be a list for {hint}, got {value!r:.100}")
+        pairs = zip(items * len(value) if any_length else items, value, strict=True)
         return tuple(_value(kind, item, f"{place}[{i}]") for i, (kind, item) in enumerate(pairs))
     if isinstance(hint, type) and issubclass(hint, Path) and isinstance(value, str):
         return hint(value)

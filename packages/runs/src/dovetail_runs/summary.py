@@ -58,7 +58,8 @@ def summary(run: Run | str | Path) -> Summary:
     run = run if isinstance(run, Run) else Run(run)
     metrics = run.metrics
     losses, rates = newest(metrics.updates("loss")), newest(metrics.updates("tokens_per_s"))
-    logged, account = metrics.curve("goodput").last(), run.account
+    goodput, account = metrics.curve("goodput"), run.account
+    logged = goodput.where(np.isfinite(goodput.values)).last()
     steps = [v for k, v in flat(run.settings).items() if k.rpartition(".")[2] == "steps"]
     return Summary(
         recipe=run.recipe,

@@ -35,6 +35,9 @@ class Tensor:
     def __init__(self, *values):
         self.values, self.ndim = values, 0 if len(values) == 1 else 1
 
+    def __repr__(self):
+        return f"Tensor{self.values}"
+
     def __float__(self):
         if self.ndim:
             raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")

@@ -175,8 +175,8 @@ def test_the_first_20_damaged_lines_are_named_and_the_others_counted(file):
     file.write_text("".join(f"{GOOD}bad {i}\n" for i in range(27)))
     metrics = read_metrics(file)
     assert len(metrics) == 27
-    assert metrics.damage[0] == "metrics.jsonl:2: no line of metrics: 'bad 0\\n'"
-    assert metrics.damage[19] == "metrics.jsonl:40: no line of metrics: 'bad 19\\n'"
+    assert metrics.damage[0] == "metrics.jsonl:2: no line of metrics: 'bad 0'"
+    assert metrics.damage[19] == "metrics.jsonl:40: no line of metrics: 'bad 19'"
     assert metrics.damage[20:] == ("metrics.jsonl: 7 more damaged lines",)
     assert "21 damaged" in repr(metrics)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs side by side: settings and versions that differ, losses at common steps, evaluations."""
+"""Runs side by side: differing settings and versions, losses at common steps, evaluations."""
 
 import functools
 from collections.abc import Mapping, Sequence

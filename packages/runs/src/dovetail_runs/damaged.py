@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a run that cannot be read."""
+"""The error for unreadable runs."""
 
 
 class DamagedRun(ValueError):
-    """A file of a run that is damaged, or that another version wrote."""
+    """A damaged file of a run, or one of another version."""
 
     exit_code = 3  # of the command: damaged data

@@ -35,7 +35,7 @@ def append(path: Path, event: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the events of a file in order, and what is wrong with each damaged line.
+    """Returns the events of a file in order, and a message for each damaged line.
 
     A file that is missing has no events. An incomplete last line is left out: its writer was
     killed, or is about to complete it.

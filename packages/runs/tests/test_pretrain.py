@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run that `dovetail train pretrain` wrote before this package existed: fixtures/pretrain.
+"""A run that `dovetail train pretrain` wrote with the record of dovetail_stack: fixtures/pretrain.
 
 It was launched for 10 steps, again for 20, was killed after step 13, and was finished. Expected
 numbers are those of dovetail_train.read_jsonl and read_account.

@@ -74,8 +74,8 @@ def test_compare_prints_a_table_or_an_object(folder, command):
 
 def test_notes_and_tags_are_added_and_removed(folder, command):
     assert command("note", folder / "a", "a note") == (0, "", "")
-    assert command("tag", folder / "a", "x", "y") == (0, "", "")
-    assert command("tag", folder / "a", "best", "x", "--remove") == (0, "", "")
+    assert command("tag", folder / "a", "x", "y") == (0, "tags: best x y\n", "")
+    assert command("tag", folder / "a", "best", "x", "--remove") == (0, "tags: y\n", "")
     run = Run(folder / "a")
     assert ([note.text for note in run.notes], run.tags) == (["a note"], ["y"])
 
@@ -94,7 +94,11 @@ def test_notes_and_tags_are_added_and_removed(folder, command):
         ("note data x", 2, "a run is a folder with run.json, got 'data'"),
         ("show a --jsn", 2, "show has no option --jsn: did you mean --json?"),
         ("tag a none --remove", 2, "a tag to remove must be one of the run's, got 'none': its"),
-        ("shwo a", 2, "ACTION must be one of list, show, compare, note, tag, got shwo: did you"),
+        (
+            "shwo a",
+            2,
+            "compare, watch, note, tag, got shwo: did you mean show?",
+        ),
         ("list --tag", 2, "expected one argument"),
     ],
 )

@@ -211,3 +211,53 @@ def test_a_folder_may_be_copied(run, tmp_path):
     assert Run(copy).settings_as(Toy) == Toy()
     assert json.loads((copy / "run.json").read_text())["recipe"] == "Toy"
     assert Run(copy).state == "finished"
+
+
+def test_another_recipe_without_settings_is_refused(tmp_path):
+    run = Run(tmp_path / "run")
+    with run.launch({"rate": 1}, recipe="tune"):
+        pass
+    with pytest.raises(
+        ValueError, match=r"got recipe='other' \(the run has 'tune'\): leave it out"
+    ):
+        run.launch(recipe="other")
+    with run.launch(recipe="tune"):
+        pass
+    assert len(run.launches) == 2
+
+
+def test_a_name_that_is_no_setting_is_not_changeable(tmp_path):
+    run = Run(tmp_path / "run")
+    with run.launch({"rate": 1}):
+        pass
+    with pytest.raises(ValueError, match=r"must name fields .* got 'rates': write some of rate"):
+        run.launch({"rate": 2}, changeable=["rates"])
+
+
+def test_a_launch_without_a_block_ends_with_finish(tmp_path):
+    run = Run(tmp_path / "run")
+    launch = run.launch()
+    launch.write(0, {"loss": 1.0})
+    assert run.state == "running"
+    with pytest.raises(RuntimeError, match="which this process has launched: end that"):
+        run.launch()
+    launch.finish()
+    launch.finish()
+    assert (run.state, len(run.events)) == ("finished", 2)
+    with pytest.raises(RuntimeError, match="got a write after its end: launch the run again"):
+        launch.write(1, {"loss": 1.0})
+    with run.launch():
+        pass
+
+
+def test_the_end_of_a_launch_that_could_not_record_it(tmp_path):
+    run = Run(tmp_path / "run")
+    with run.launch():
+        pass
+    run.end_launch(ValueError("late"))  # it has an end
+    assert run.state == "finished"
+    launch = run.launch(generation=3, changes={"rate": [1, 2]})
+    assert (run.launches[-1]["generation"], run.launches[-1]["changes"]) == (3, {"rate": [1, 2]})
+    run.end_launch(ValueError("rank 1 died"))
+    assert (run.state, run.events[-1]["error"]) == ("failed", "rank 1 died")
+    del launch

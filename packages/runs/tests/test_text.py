@@ -65,12 +65,12 @@ def test_a_run_is_shown_with_all_that_is_recorded(run):
     for expected in (
         "done: pretrain, finished\n",
         "tags\n  best\n",
-        "settings\n  adam.rate  0.1\n  steps      9\n",
-        "last evaluations\n  eval/bits  2.5  step 3\n",
+        "settings\n  steps  9\n\nadam\n  rate  0.1\n",
+        "last evaluations\n  eval/bits  2.5  after step 3\n",
         "  step      2.2 s  75.0%\n",
         "  stalled   0.8 s  25.0%\n",
         "2026-01-02T03:04:05Z  started: train.py --out r\n",
-        "  devices   8 × H100\n",
+        "  devices   8 × H100 (",
         "  host      host, 2 cores\n",
         "  seeds     data 1, model 2\n",
         "  git       directory in no repository, code aaaaaaaaaaaa with changes\n",
@@ -98,7 +98,7 @@ def test_the_clock_that_went_back_and_the_slowest_process_are_shown(written):
     lines = [{"step": 0, "loss": 1.0}, {"step": 1, "time_s": 1.0, "loss": 1.0} | slow]
     shown = text.shown(written("r", lines))
     assert "  the clock went back by  1,699,999,999.0 s\n" in shown
-    assert "  slowest: process 1: 12.5 s of data, the others 2.2 s" in shown
+    assert "  slowest      process 1: 12.5 s of data, the others 2.2 s" in shown
 
 
 def test_an_old_record_without_most_fields_is_shown(written):

@@ -133,8 +133,8 @@ def test_a_name_that_lines_use_themselves_is_refused(path, name, opened):
 @pytest.mark.parametrize(
     "step, error, refused",
     [
-        (-1, ValueError, "a step must be a number from 0 on, got -1: count from 0"),
-        (True, ValueError, "a step must be a number from 0 on, got True: count from 0"),
+        (-1, ValueError, "a step must be a number from 0 to 2..62 - 1, got -1: count from 0"),
+        (True, ValueError, "a step must be a number from 0 to 2..62 - 1, got True: count from 0"),
         (1.0, TypeError, "a step must be a whole number, got 1.0 of type float: count the updates"),
         ("1", TypeError, "a step must be a whole number, got '1' of type str: count the updates"),
         (None, TypeError, "a step must be a whole number, got None of type NoneType: count"),

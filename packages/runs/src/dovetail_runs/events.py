@@ -34,16 +34,20 @@ def append(path: Path, event: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def read(path: Path, *, unix: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the events of a file in order, and a message for each damaged line.
 
     A file that is missing has no events. An incomplete last line is left out: its writer was
     killed, or is about to complete it.
+
+    Args:
+        path: The file.
+        unix: Whether its times are Unix times, in place of ISO 8601.
     """
     data = path.read_bytes() if path.is_file() else b""
     events, damage = [], []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
-        event = _parsed(line)
+        event = _parsed(line, (int, float) if unix else (str,))
         if event is None:
             damage.append(f"{path.name}:{number}: no event of a run: {excerpt(line)}")
         else:
@@ -56,10 +60,11 @@ def excerpt(line: bytes) -> str:
     return repr(line.removesuffix(b"\n")[:_SHOWN].decode(errors="replace"))
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes, time: tuple[type, ...]) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(event, dict) and all(type(event.get(k)) is str for k in ("event", "time"))
-    return event if whole else None
+    if not isinstance(event, dict) or type(event.get("event")) is not str:
+        return None
+    return event if isinstance(event.get("time"), time) else None

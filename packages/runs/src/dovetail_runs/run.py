@@ -221,8 +221,8 @@ class Run:
     @property
     def damage(self) -> list[str]:
         """Lines that could not be read, each with its file and number."""
-        files = (launch.FILE, job.FILE, notes.FILE)
-        lines = [line for name in files for line in events.read(self.path / name)[1]]
+        files = {launch.FILE: False, job.FILE: True, notes.FILE: False}
+        lines = [x for n, unix in files.items() for x in events.read(self.path / n, unix=unix)[1]]
         return [*lines, *self.metrics.damage]
 
     def note(self, text: str) -> None:
@@ -260,6 +260,11 @@ class Run:
             )
         is_new = not (self.path / SETTINGS).is_file()
         if settings is None and not is_new:
+            if recipe not in (None, stored := self.recipe):
+                raise ValueError(
+                    f"a run must go on with its recipe, got recipe={recipe!r} (the run has "
+                    f"{stored!r}): leave it out, or take another folder"
+                )
             return {}
         values = fields.to_json({} if settings is None else settings)
         kind = (

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail_runs._command import DONE, Parser, add_action, add_json, answering
+from dovetail_runs._command import DONE, Parser, add_action, add_json, answering, printable
 from dovetail_runs.command import text
 from dovetail_runs.compare import compare
 from dovetail_runs.find import find
@@ -159,7 +159,7 @@ def _set_tags(args: argparse.Namespace) -> None:
     if args.json:
         _print_object({"tags": changed.tags})
     else:
-        print(f"tags: {' '.join(changed.tags) or 'none'}")
+        print(printable(f"tags: {' '.join(changed.tags) or 'none'}"))
 
 
 def _print_list(args: argparse.Namespace) -> None:

@@ -41,7 +41,7 @@ def listed(directory: Path, found: Found) -> str:
         lines = [table([heads, *rows]), _WINDOW]
     lines += [printable(f"damaged: {name}: {why}") for name, why in found.damaged.items()]
     lines += [
-        f"damaged lines: {row.damaged} of {name}, left out; show names them"
+        printable(f"damaged lines: {row.damaged} of {name}, left out; show names them")
         for name, row in found.summaries.items()
         if row.damaged
     ]

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from dovetail_runs.events import excerpt
-from dovetail_runs.metrics.writer import HEAD
+from dovetail_runs.metrics.writer import HEAD, LAST
 
 _NAMED = 20  # damaged lines that are named; the others are counted
 _LIMIT = 2.0**1023  # whole numbers from twice this on have no float
@@ -207,6 +207,7 @@ class Reader:
 
     def _begin(self, inode: int) -> None:
         self._inode, self._offset, self._number, self._damaged = inode, 0, 0, 0
+        self._written_ns = 0
         self._steps, self._generations, self._times = array("q"), array("q"), array("d")
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
         self._damage: list[str] = []
@@ -216,8 +217,11 @@ class Reader:
         """Returns the metrics of all complete lines. A file that was replaced is read anew."""
         status = self._path.stat() if self._path.is_file() else None
         inode, size = (status.st_ino, status.st_size) if status else (0, 0)
-        if inode != self._inode or size < self._offset:
+        written_ns = status.st_mtime_ns if status else 0
+        rewritten = size == self._offset and written_ns != self._written_ns
+        if inode != self._inode or size < self._offset or rewritten:
             self._begin(inode)
+        self._written_ns = written_ns
         if self._metrics is None or size > self._offset:
             before = self._number
             if status:
@@ -273,7 +277,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         head = line["step"], line["generation"], line.get("time_s", 0.0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    whole = all(type(number) is int and 0 <= number < 1 << 62 for number in head[:2])
+    whole = all(type(number) is int and 0 <= number < LAST for number in head[:2])
     if not whole or type(head[2]) not in (int, float) or not -_LIMIT < head[2] < _LIMIT:
         return None
     for name, value in line.items():

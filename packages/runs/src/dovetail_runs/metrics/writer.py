@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 HEAD = ("step", "generation", "time_s")  # of each line
+LAST = 1 << 62  # no step reaches it
 _TAIL = 1 << 16  # bytes of one look for the last line
 
 
@@ -119,8 +120,8 @@ def _checked_step(step: Any) -> int:
             f"a step must be a whole number, got {step!r:.100} of type {type(step).__name__}: "
             "count the updates from 0"
         ) from None
-    if number < 0 or isinstance(step, bool):
-        raise ValueError(f"a step must be a number from 0 on, got {step!r}: count from 0")
+    if not 0 <= number < LAST or isinstance(step, bool):
+        raise ValueError(f"a step must be a number from 0 to 2**62 - 1, got {step!r}: count from 0")
     return number
 
 

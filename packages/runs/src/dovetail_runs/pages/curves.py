@@ -39,7 +39,7 @@ def thinned(curve: Curve, most: int) -> Points:
     return curve.steps[places], values[places]
 
 
-def median(curve: Curve, percent: float, most: int) -> Points:
+def median(curve: Curve, percent: int, most: int) -> Points:
     """Returns medians over windows of `percent` of the values, at evenly spaced places.
 
     Both sides of a window shrink alike towards the ends, to a quarter: unequal sides would bend the

@@ -137,7 +137,7 @@ def read_job(run: Path, *, alive_s: Sequence[float] = ()) -> list[JobLaunch]:
         alive_s: Unix times at which the run is known to have worked, such as those of its metrics.
             A launch without a recorded end has lasted until the last of them.
     """
-    events, _ = read(run / FILE)
+    events, _ = read(run / FILE, unix=True)
     begins = [i for i, event in enumerate(events) if event["event"] == "begin"]
     launches = []
     for first, after in itertools.pairwise([*begins, len(events)]):

@@ -234,6 +234,7 @@ def test_a_name_that_is_no_setting_is_not_changeable(tmp_path):
         run.launch({"rate": 2}, changeable=["rates"])
 
 
+@pytest.mark.capability("a launch of any loop is recorded: settings, metrics, outcome")
 def test_a_launch_without_a_block_ends_with_finish(tmp_path):
     run = Run(tmp_path / "run")
     launch = run.launch()

@@ -3,6 +3,7 @@
 """A training run: a folder with settings, launches, metrics and notes."""
 
 import contextlib
+import functools
 import json
 import logging
 import operator
@@ -15,7 +16,6 @@ from dovetail_runs import events
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.metrics.account import Account, account_of
 from dovetail_runs.metrics.metrics import Metrics, Reader
-from dovetail_runs.metrics.writer import Writer
 from dovetail_runs.record import job, launch, lock, machine, notes
 from dovetail_runs.record.launch import Launch
 from dovetail_runs.record.notes import Note
@@ -49,7 +49,6 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._reader = Reader(self.path / METRICS)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -103,7 +102,7 @@ class Run:
                 stack.enter_context(self.locked())
             begun = launch.beginning(
                 command=command,
-                devices=None if devices is None else fields.to_json(devices, place="devices"),
+                devices=devices,
                 seeds={name: operator.index(seed) for name, seed in (seeds or {}).items()},
                 code=None if code is None else Path(code),
             )
@@ -116,8 +115,12 @@ class Run:
                 self._compare(earlier[0].get("versions", {}), begun["versions"])
             file = self.path / launch.FILE
             events.append(file, begun)
-            writer = Writer(self.path / METRICS)
-            return Launch(_writer=writer, _file=file, _lock=stack.pop_all())
+            metrics = self.path / METRICS
+            return Launch(_metrics=metrics, _file=file, _lock=stack.pop_all())
+
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        return Reader(self.path / METRICS)
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds the lock of the run without a launch. RuntimeError if another launch holds it."""

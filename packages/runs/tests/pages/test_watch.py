@@ -51,6 +51,7 @@ def test_the_page_its_library_and_its_content(folder):
         assert get(address + "etc/passwd")[0] == 404
 
 
+@pytest.mark.capability("a live page of runs, from their files")
 def test_new_lines_and_new_runs_appear(folder):
     with served(lambda: find(folder).runs) as address:
         with Run(folder / "first").launch() as launch:

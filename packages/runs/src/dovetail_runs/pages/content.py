@@ -101,12 +101,12 @@ def _tables(runs: Mapping[str, Run]) -> str:
     settings = short([flat(run.settings) for run in runs.values()])
     versions = [begun.get("versions", {}) for begun in last]
     several = len(runs) > 1
-    chosen = differing if several else side_by_side
+    rows_of = differing if several else side_by_side
     sections = {
         "Figures": _figures(rows),
-        "Settings that differ" if several else "Settings": chosen(settings),
+        "Settings that differ" if several else "Settings": rows_of(settings),
         "Where the time went": _accounts([run.account for run in runs.values()]),
-        "Versions that differ" if several else "Versions": chosen(versions),
+        "Versions that differ" if several else "Versions": rows_of(versions),
         "Last launch": side_by_side([_launch(begun) for begun in last]),
         "Notes": side_by_side([{n.time: n.text for n in run.notes} for run in runs.values()]),
         "Damaged lines, left out": side_by_side(

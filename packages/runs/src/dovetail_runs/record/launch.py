@@ -7,6 +7,7 @@ its lock is free.
 """
 
 import contextlib
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ class Launch:
     """
 
     outcome: str = "finished"
+    _metrics: Path | None = field(default=None, repr=False)
     _writer: Writer | None = field(default=None, repr=False)
     _file: Path | None = field(default=None, repr=False)
     _ended: bool = field(default=False, repr=False)
@@ -78,7 +80,7 @@ class Launch:
     def _end(self, event: Mapping[str, Any]) -> None:
         if self._file is not None:
             append(self._file, event)
-        self._file = self._writer = None
+        self._file = self._writer = self._metrics = None
         self._ended = True
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
@@ -99,7 +101,8 @@ class Launch:
             raise RuntimeError(
                 "a launch must be under way, got a write after its end: launch the run again"
             )
-        if self._writer is not None:
+        if self._metrics is not None:
+            self._writer = self._writer or Writer(self._metrics)
             self._writer.write(step, scalars)
 
     def close(self) -> None:
@@ -123,6 +126,13 @@ def beginning(
         seeds: Random seeds by name.
         code: A file of the program. Default: that of `__main__`.
     """
+    try:
+        json.dumps(devices)
+    except TypeError as error:
+        raise TypeError(
+            f"devices must be numbers and strings by name, got devices={devices!r:.100} ({error}): "
+            "pass devices_of(jax.devices())"
+        ) from None
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     file = code or (Path(main) if main else None)
     return {

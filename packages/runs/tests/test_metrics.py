@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import NAMES, any_order, files, merged, number, text_of
 
-from dovetail_runs import Curve, read_metrics
+from dovetail_runs import Curve, Lines, Metrics, read_metrics
 
 GOOD = '{"step": 0, "generation": 0, "time_s": 1.5, "loss": 4.5}\n'
 RESUMED = [
@@ -226,3 +226,16 @@ def test_arrays_take_their_numbers_and_no_more(file):
     lines = read_metrics(file).lines
     arrays = [lines.steps, lines.generations, lines.times_s, *lines.columns["loss"]]
     assert [array.nbytes for array in arrays] == [8 * count] * 5
+
+
+def test_lines_at_the_first_step_of_a_later_launch_stay():
+    lines = Lines(
+        steps=np.array([0, 1, 1, 2]),
+        generations=np.array([0, 0, 1, 1]),
+        times_s=np.zeros(4),
+        columns={"loss": (np.array([0, 1, 2]), np.array([3.0, 2.0, 1.5]))},
+    )
+    # The second launch begins at step 1: what the first one wrote there describes the same state.
+    assert lines.kept.tolist() == [True, True, True, True]
+    assert Metrics(lines=lines).curve("loss").values.tolist() == [3.0, 1.5]
+    assert lines.having("loss").tolist() == [True, True, True, False]

@@ -180,6 +180,10 @@ def test_a_model_may_have_several_end_ids() -> None:
         assert (found.finish_reason, found.tokens.tolist()) == ("length", [9] * 4)
         option = dataclasses.replace(option, logit_bias={60: 100.0})  # the tokenizer's own
         assert running.generate([[1, 2]], option)[0].finish_reason == "length"
+
+
+def test_a_model_may_have_no_end_id() -> None:
+    option = Sampling(max_tokens=4, temperature=0, logit_bias={60: 100.0})  # the tokenizer's own
     with engine(eos_ids=()) as running:
         assert running.generate([[1, 2]], option)[0].finish_reason == "length"
 

@@ -74,7 +74,7 @@ const seen = new IntersectionObserver(entries => {
 
 function note(chart) {
   const lost = chart.lines.reduce((sum, line) => sum + line.lost, 0);
-  return lost ? `${lost.toLocaleString("en")} values are NaN or infinite: gaps.` : "";
+  return lost ? `NaN or infinite, drawn as gaps: ${lost.toLocaleString("en")} values.` : "";
 }
 
 function build() {

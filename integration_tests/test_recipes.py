@@ -127,7 +127,7 @@ def test_runs_lists_it_with_its_source(unbroken, source, recipe, capsys):
     (row,) = json.loads(capsys.readouterr().out)["runs"].values()
     assert (row["recipe"], row["state"]) == (recipe[0], "finished")
     assert (row["step"], row["steps"]) == (STEPS, STEPS)
-    assert 0 < row["bits_per_byte"] < 8
+    assert 0 < row["evaluations"]["eval/bits_per_byte"][1] < 8
     assert cli.main(["runs", "compare", str(source), str(unbroken)]) == 0
     assert "eval/bits_per_byte" in capsys.readouterr().out
 

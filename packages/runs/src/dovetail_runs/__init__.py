@@ -19,7 +19,8 @@ the files, also while a launch writes them. Nothing here imports JAX.
 - Reading: `Run`, with `Metrics`, `Curve`, `Account`, `Straggler` and `Note`; `read_metrics` of a
   single file; `DamagedRun`.
 - Several runs: `find`, `Found`, `summary`, `Summary`, `compare`, `Comparison`.
-- Pages: `page`, `Page`, and `Watch`, which serves one on 127.0.0.1. They need the extra `pages`.
+- Pages: `page` and `Page`, with a `Section` for results of your own, and `Watch`, which serves one
+  on 127.0.0.1. They need the extra `pages`.
 - Settings as options of a command: `add_options`, `from_options`.
 
 The command `python -m dovetail_runs` lists, shows, compares, watches, notes and tags runs.
@@ -35,6 +36,7 @@ from dovetail_runs.find import Found, find
 from dovetail_runs.metrics.account import Account, Straggler
 from dovetail_runs.metrics.metrics import Curve, Lines, Metrics, read_metrics
 from dovetail_runs.pages.page import Page, page
+from dovetail_runs.pages.section import Section
 from dovetail_runs.pages.watch import Watch
 from dovetail_runs.record.launch import Launch
 from dovetail_runs.record.machine import devices_of
@@ -67,6 +69,7 @@ __all__ = [  # noqa: RUF022, by topic
     # Pages
     "page",
     "Page",
+    "Section",
     "Watch",
     # Settings as options
     "add_options",

@@ -5,10 +5,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dovetail_runs.metrics.metrics import Curve
+from dovetail_runs.metrics.account import account_of
+from dovetail_runs.metrics.metrics import Curve, Metrics
 from dovetail_runs.record import launch, notes
 from dovetail_runs.run import METRICS, SETTINGS, Run
 from dovetail_runs.settings.fields import flat
@@ -57,40 +59,47 @@ def summary(run: Run | str | Path) -> Summary:
     """Returns a run in one row, also of its folder. ValueError if it is no run, or is damaged."""
     run = run if isinstance(run, Run) else Run(run)
     metrics = run.metrics
-    losses, rates = newest(metrics.updates("loss")), newest(metrics.updates("tokens_per_s"))
-    goodput, account = metrics.curve("goodput"), run.account
-    logged = goodput.where(np.isfinite(goodput.values)).last()
     steps = [v for k, v in flat(run.settings).items() if k.rpartition(".")[2] == "steps"]
     return Summary(
         recipe=run.recipe,
         state=run.state,
         tags=tuple(run.tags),
-        step=updates(run),
         steps=steps[0] if len(steps) == 1 and isinstance(steps[0], int) else None,
-        window=len(losses),
-        mean_loss=float(np.mean(losses)) if len(losses) else None,
-        tokens_per_s=float(np.median(rates)) if len(rates) else None,
-        stalled=_stalled(run),
-        goodput=logged[1] if logged else account.goodput if account and account.step_s else None,
-        evaluations=evaluations(run),
+        **figures(metrics),
         damaged=metrics.damaged + len(run.damage) - len(metrics.damage),
         updated=max(file.stat().st_mtime for file in _files(run)),
     )
 
 
-def updates(run: Run) -> int:
+def figures(metrics: Metrics) -> dict[str, Any]:
+    """Returns the values of a `Summary` that follow from metrics alone, by their names there."""
+    losses, rates = newest(metrics.updates("loss")), newest(metrics.updates("tokens_per_s"))
+    goodput, account = metrics.curve("goodput"), account_of(metrics.lines)
+    logged = goodput.where(np.isfinite(goodput.values)).last()
+    return {
+        "step": updates(metrics),
+        "window": len(losses),
+        "mean_loss": float(np.mean(losses)) if len(losses) else None,
+        "tokens_per_s": float(np.median(rates)) if len(rates) else None,
+        "stalled": _stalled(metrics),
+        "goodput": logged[1] if logged else account.goodput if account and account.step_s else None,
+        "evaluations": evaluations(metrics),
+    }
+
+
+def updates(metrics: Metrics) -> int:
     """Returns the number of updates: a loss of step n precedes update n + 1."""
-    last = run.metrics.curve("loss").last()
+    last = metrics.curve("loss").last()
     if last is not None:
         return last[0] + 1
-    steps = run.metrics.lines.steps
+    steps = metrics.lines.steps
     return int(steps.max()) + 1 if len(steps) else 0
 
 
-def evaluations(run: Run) -> dict[str, tuple[int, float]]:
+def evaluations(metrics: Metrics) -> dict[str, tuple[int, float]]:
     """Returns {name: (step, value)} of the last value of each scalar "eval/..."."""
-    names = sorted(name for name in run.metrics.names if name.startswith(EVALUATION))
-    last = {name: run.metrics.updates(name).last() for name in names}
+    names = sorted(name for name in metrics.names if name.startswith(EVALUATION))
+    last = {name: metrics.updates(name).last() for name in names}
     return {name: value for name, value in last.items() if value is not None}
 
 
@@ -99,9 +108,9 @@ def newest(curve: Curve) -> np.ndarray:
     return curve.values[-WINDOW:]
 
 
-def _stalled(run: Run) -> float | None:
+def _stalled(metrics: Metrics) -> float | None:
     """Returns the share of stalls in the time of the last steps."""
-    steps, stalls = (newest(run.metrics.updates(n)) for n in ("step_time_s", "stall_s"))
+    steps, stalls = (newest(metrics.updates(n)) for n in ("step_time_s", "stall_s"))
     total = steps.sum() + stalls.sum()
     return float(stalls.sum() / total) if len(stalls) and total > 0 else None
 

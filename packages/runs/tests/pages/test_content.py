@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from dovetail_runs import Run, page
+from dovetail_runs import Run, page, read_metrics
 from dovetail_runs.metrics.metrics import Lines, Metrics
 from dovetail_runs.pages.content import BYTES, content
 
@@ -52,7 +52,60 @@ def test_later_launches_and_skipped_steps_are_marked(tmp_path):
     run = launched(tmp_path / "r", [{"loss": 1.0, "skipped": float(i == 2)} for i in range(4)])
     with run.launch() as launch:
         launch.write(3, {"loss": 1.0})
-    assert content({"r": run})["marks"] == [{"resumed": [3], "skipped": [2]}]
+    assert content({"r": run})["marks"] == [{"resumed": [3], "skipped": [2], "stalled": []}]
+
+
+def test_steps_that_waited_longer_than_they_worked_are_marked(tmp_path):
+    run = Run(tmp_path / "r")
+    with run.launch() as launch:
+        launch.write(0, {"loss": 1.0, "stall_s": 9.0})  # the first step has no time of its own
+        for step, stall_s in enumerate([0.1, 0.6, 0.5, float("nan")], start=1):
+            launch.write(step, {"loss": 1.0, "step_time_s": 0.5, "stall_s": stall_s})
+    shown = content({"r": run})
+    assert shown["marks"][0]["stalled"] == [2]
+    assert [chart["name"] for chart in shown["charts"]] == ["loss", "step_time_s"]
+
+
+def test_charts_stand_in_groups_under_names_in_words(tmp_path):
+    names = ("rewards/chosen", "own", "grad_norm", "mfu", "rewards/margin", "loss/web", "loss")
+    run = launched(tmp_path / "r", [dict.fromkeys((*names, "eval/bits", "eval_ema/error"), 1.0)])
+    shown = content({"r": run}, leave_out=["own", "eval/bits"])
+    charts = shown["charts"]
+    assert "bits" not in shown["tables"]
+    assert [(chart["group"], chart["title"]) for chart in charts] == [
+        ("Loss", "training loss"),
+        ("Loss", "loss: web"),
+        ("Evaluation", "eval ema: error"),
+        ("Throughput", "share of the peak FLOPs, model"),
+        ("Norms", "gradient norm"),
+        ("Rewards", "rewards: chosen"),
+        ("Rewards", "rewards: margin"),
+    ]
+    assert [chart["name"] for chart in charts if chart["from_zero"]] == ["mfu"]
+
+
+def test_metrics_of_a_file_have_a_page_too(tmp_path):
+    run = launched(tmp_path / "r", [{"loss": float(i), "seconds/save": 2.0 * i} for i in range(3)])
+    shown = content({"run": run, "file": read_metrics(run.path / "metrics.jsonl")})
+    assert [line["raw"] for line in shown["charts"][0]["lines"]] == [[[0, 1, 2], [0, 1, 2]]] * 2
+    rows = Tables(shown["tables"]).rows
+    assert rows["mean loss"] == ["1", "1"]
+    assert rows["state"] == ["finished", "–"]
+    assert rows["waiting for checkpoints, s"] == ["4", "4"]
+
+
+def test_a_job_on_many_hosts_has_a_table(tmp_path):
+    run = launched(tmp_path / "r", [{"loss": 1.0}])
+    events = [
+        ("begin", {"hosts": [2]}),
+        ("state", {"state": "running"}),
+        ("end", {"outcome": "finished"}),
+    ]
+    lines = [{"event": name, "time": 100.0 + i, **more} for i, (name, more) in enumerate(events)]
+    (run.path / "job.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = Tables(content({"r": run})["tables"]).rows
+    assert rows["launch 0"] == ["finished after 2.0 s, 0 reports"]
+    assert rows["running, s"] == ["1"]
 
 
 def test_long_curves_have_medians_of_each_level(tmp_path):

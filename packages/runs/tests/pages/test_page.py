@@ -57,3 +57,10 @@ def test_no_run_and_no_library_are_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_plotly)
     with pytest.raises(ImportError, match=r"pip install 'dovetail-runs\[pages\]'"):
         page({"r": run})
+
+
+def test_runs_without_names_and_paths_are_refused(unchecked, run):
+    with pytest.raises(TypeError, match=r"mapping by the name to show, got Run\(.*pass \{'first'"):
+        page(run)
+    with pytest.raises(TypeError, match=r"runs or metrics, got \{'m': 'm.jsonl'\}: write Run\("):
+        page({"m": "m.jsonl"})

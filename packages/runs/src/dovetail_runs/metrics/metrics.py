@@ -8,8 +8,8 @@ Values lie in arrays, so that ten million lines fit into memory.
 import itertools
 import json
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,11 @@ class Metrics:
         curve, skipped = self.curve(name), self.curve("skipped")
         without = np.isin(curve.steps, skipped.steps[skipped.values > 0])
         return curve.where(np.isfinite(curve.values) & ~without)
+
+    def without(self, names: Collection[str]) -> "Metrics":
+        """Returns the metrics without the scalars `names`."""
+        columns = {n: column for n, column in self.lines.columns.items() if n not in names}
+        return replace(self, lines=replace(self.lines, columns=columns))
 
     def last_time_s(self) -> float | None:
         """Returns the Unix time of the last line; None without lines."""

@@ -14,7 +14,6 @@ const value = id => document.getElementById(id).value;
 const checked = id => document.getElementById(id).checked;
 // Plotly reads some HTML in names.
 const plain = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-const title = name => name.replace(/^eval\//, "evaluation: ").replace(/_/g, " ");
 
 function traces(chart) {
   const colours = dark.matches && !printing ? DARK : LIGHT, level = value("smoothing"), made = [];
@@ -42,6 +41,8 @@ function shapes(chart) {
       made.push({type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, opacity: 0.6, line: {...line, dash: "dot"}});
     for (const x of content.marks[run].skipped)
       made.push({type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 0.04, line: {...line, width: 2}});
+    for (const x of chart.from_zero ? content.marks[run].stalled : [])
+      made.push({type: "line", x0: x, x1: x, yref: "paper", y0: 0.96, y1: 1, line: {...line, width: 2}});
   }
   return made;
 }
@@ -57,7 +58,7 @@ function layout(chart) {
     modebar: {bgcolor: "rgba(0,0,0,0)", color: ink},
     hoverlabel: {bgcolor: dark.matches && !printing ? "#26262b" : "#fff"},
     xaxis: {...axis, type: checked("log-x") ? "log" : "linear", title: {text: "step", standoff: 4}},
-    yaxis: {...axis, type: checked("log-y") ? "log" : "linear"}, shapes: shapes(chart),
+    yaxis: {...axis, type: checked("log-y") ? "log" : "linear", rangemode: chart.from_zero ? "tozero" : "normal"}, shapes: shapes(chart),
   };
 }
 
@@ -77,20 +78,35 @@ function note(chart) {
   return lost ? `NaN or infinite, drawn as gaps: ${lost.toLocaleString("en")} values.` : "";
 }
 
-function build() {
-  seen.disconnect();
-  const charts = document.getElementById("charts"), before = charts.querySelectorAll("figure").length;
-  if (before !== content.charts.length) charts.replaceChildren();
-  content.charts.forEach((chart, number) => {
-    let place = document.getElementById("chart-" + number);
-    if (!place) {
+// Charts under the heading of their group: the first group before the sections, the others after.
+function places() {
+  const groups = [...new Set(content.charts.map(chart => chart.group))];
+  for (const id of ["first", "others"]) document.getElementById(id).replaceChildren();
+  groups.forEach((group, number) => {
+    const section = document.createElement("section"), heading = document.createElement("h2"), grid = document.createElement("div");
+    heading.textContent = group;
+    grid.className = "charts";
+    section.append(heading, grid);
+    document.getElementById(number ? "others" : "first").append(section);
+    content.charts.forEach((chart, number) => {
+      if (chart.group !== group) return;
       const figure = document.createElement("figure");
       figure.append(document.createElement("figcaption"), document.createElement("div"), document.createElement("p"));
       figure.children[1].id = "chart-" + number;
-      charts.append(figure);
-      place = figure.children[1];
-    }
-    place.parentNode.children[0].textContent = title(chart.name);
+      grid.append(figure);
+    });
+  });
+}
+
+let drawn = "";
+function build() {
+  seen.disconnect();
+  const names = JSON.stringify(content.charts.map(chart => chart.name));
+  if (names !== drawn) places();
+  drawn = names;
+  content.charts.forEach((chart, number) => {
+    const place = document.getElementById("chart-" + number);
+    place.parentNode.children[0].textContent = chart.title;
     place.parentNode.children[2].textContent = note(chart);
     seen.observe(place);
   });
@@ -102,7 +118,7 @@ function build() {
     item.append(swatch, name);
     return item;
   }));
-  document.getElementById("tables").innerHTML = content.tables;  // escaped where it is made
+  for (const id of ["sections", "tables"]) document.getElementById(id).innerHTML = content[id];  // escaped where it is made
 }
 
 for (const id of ["smoothing", "log-x", "log-y", "marks"])

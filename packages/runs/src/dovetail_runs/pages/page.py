@@ -6,12 +6,14 @@ import html
 import importlib.resources
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail_runs.metrics.metrics import Metrics
 from dovetail_runs.pages.content import content
+from dovetail_runs.pages.section import Section
 from dovetail_runs.run import Run
 
 
@@ -48,7 +50,13 @@ class Page:
         return target
 
 
-def page(runs: Mapping[str, Run], *, title: str = "Training runs") -> Page:
+def page(
+    runs: Mapping[str, Run | Metrics],
+    *,
+    title: str = "Training runs",
+    sections: Sequence[Section] = (),
+    leave_out: Collection[str] = (),
+) -> Page:
     """Returns a page of runs: a chart of each scalar with all runs, and tables.
 
     The page has controls for smoothing and for logarithmic axes. A drag zooms, a double click
@@ -56,10 +64,13 @@ def page(runs: Mapping[str, Run], *, title: str = "Training runs") -> Page:
     Needs the extra `pages`.
 
     Args:
-        runs: Runs by the name to show.
+        runs: Runs by the name to show. `read_metrics(file)` stands for a file without a run.
         title: Heading of the page.
+        sections: Results of your own. They follow the loss.
+        leave_out: Scalars that the page does not show, by their names in the log.
 
     Raises:
+        TypeError: The runs have no names, or one is neither a run nor metrics.
         ValueError: There is no run, or a folder is no run.
         ImportError: Plotly is missing.
 
@@ -71,9 +82,20 @@ def page(runs: Mapping[str, Run], *, title: str = "Training runs") -> Page:
         >>> page({"first": Run("runs/first")}).write("page.html").name
         'page.html'
     """
+    if not isinstance(runs, Mapping):
+        raise TypeError(
+            f"runs must be a mapping by the name to show, got {runs!r:.100}: pass "
+            "{'first': Run('runs/first')}"
+        )
     if not runs:
         raise ValueError("a page needs a run, got none: pass {'first': Run('runs/first')}")
-    return Page(html=document(content(runs), title=title, script=library()))
+    if wrong := {n: run for n, run in runs.items() if not isinstance(run, Run | Metrics)}:
+        raise TypeError(
+            f"a page must be of runs or metrics, got {wrong!r:.100}: write Run(folder), or "
+            "read_metrics(file) for a file alone"
+        )
+    shown = content(runs, sections=sections, leave_out=leave_out)
+    return Page(html=document(shown, title=title, script=library()))
 
 
 def document(content: Mapping[str, Any], *, title: str, script: str, every_s: float = 0.0) -> str:
@@ -100,9 +122,11 @@ def document(content: Mapping[str, Any], *, title: str, script: str, every_s: fl
 <label>smoothing, medians of <select id="smoothing">{options}</select></label>
 <label><input type="checkbox" id="log-y"> log y</label>
 <label><input type="checkbox" id="log-x"> log steps</label>
-<label><input type="checkbox" id="marks" checked> marks: launches (dotted), skipped steps</label>
+<label><input type="checkbox" id="marks" checked> marks: launches (dotted),
+skipped steps (below), stalls (above)</label>
 <span id="status"></span></form>
-<ul id="legend"></ul><div id="charts"></div><div id="tables"></div>
+<ul id="legend"></ul><div id="first"></div><div id="sections"></div><div id="others"></div>
+<div id="tables"></div>
 <script type="application/json" id="content">{values}</script>
 {plotly}
 <script>{_file("page.js")}</script></body></html>

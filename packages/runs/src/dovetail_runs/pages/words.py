@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a report for the names in a log: `grad_norm` is read as "gradient norm"."""
+"""Words for the names of scalars: `grad_norm` is read as "gradient norm"."""
 
 _WORDS = {
     "loss": "training loss",
@@ -13,7 +13,7 @@ _WORDS = {
     "goodput": "share of the time in steps",
     "grad_norm": "gradient norm",
     "param_norm": "parameter norm",
-    # The activities of `Clock`.
+    # Running totals of the activities of `dovetail_train.Trainer`.
     "seconds/init": "building or restoring the state",
     "seconds/compile": "compiling",
     "seconds/step": "training steps",

@@ -18,6 +18,7 @@ import optax
 from flax import nnx
 
 from dovetail_optim import Guard
+from dovetail_runs import page, read_metrics
 from dovetail_train import (
     Eval,
     Jsonl,
@@ -25,7 +26,6 @@ from dovetail_train import (
     abstract_mesh,
     estimate,
     read_jsonl,
-    write_report,
 )
 
 STEPS, BROKEN, SPIKE = 120, 30, 80
@@ -90,8 +90,9 @@ print(
     f"held out: parameters {final['eval/error']:.4f}, "
     f"averages {final['eval_ema/error']:.4f}"
 )
-report = write_report(folder / "report.html", {"guarded": folder / "metrics.jsonl"})
+shown = page({"guarded": read_metrics(folder / "metrics.jsonl")})
+report = shown.write(folder / "report.html")
 assert skipped == [BROKEN, SPIKE]
 assert result.step == STEPS
 assert final["eval_ema/error"] < 1
-assert "<svg" in report.read_text()
+assert "training loss" in report.read_text()

@@ -21,7 +21,8 @@ from flax import nnx
 
 from dovetail_checkpoint import Store
 from dovetail_cluster import Cluster, Elastic, JobError, RankError, StallError
-from dovetail_train import Jsonl, Trainer, read_account
+from dovetail_runs import Run
+from dovetail_train import Jsonl, Trainer
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN = ROOT / "packages" / "cluster" / "benchmarks" / "faults.py"
@@ -230,7 +231,7 @@ def slows():
 @pytest.mark.parametrize(("place", "activity"), [("each batch", "data"), ("each hook", "hooks")])
 def test_a_slow_rank_is_named_by_the_account(cluster, tmp_path, place, activity):
     cluster.run(train, str(tmp_path), 1, place, slows, elastic=ELASTIC)
-    slowest = read_account(tmp_path / "metrics.jsonl").straggler
+    slowest = Run(tmp_path).account.straggler
     assert slowest is not None
     assert (slowest.process, slowest.activity) == (1, activity)
     assert slowest.own_s >= 0.8 * STEPS * 0.1 > 2 * slowest.others_s

@@ -61,17 +61,18 @@ def test_the_report_and_the_output_show_the_result(finished):
     assert 0.5 < result["bits_per_byte"] < 6
     assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4
     for name in JUDGED:
-        assert f"{result[name]:.4g}" in page
+        assert f"<td>{result[name]:.4g}</td>" in page
         assert f"{result[name]:.3f}" in shown
-    for name in ("training loss", "evaluation loss", "tokens per second"):
-        assert f"<figcaption>{name}</figcaption>" in page
-    order = ["Loss", "What the model learned: bits per byte", "Text that the model wrote"]
-    assert re.findall(r"<h2>(.*?)</h2>", page)[:3] == order
+    content = json.loads(page.partition('id="content">')[2].partition("</script>")[0])
+    titles = {chart["title"] for chart in content["charts"]}
+    assert {"training loss", "evaluation loss", "tokens per second"} <= titles
+    headings = ["What the model learned: bits per byte", "Text that the model wrote"]
+    assert re.findall(r"<h2>(.*?)</h2>", content["sections"])[:2] == headings
+    assert "Versions" in content["tables"]
     meant = f"it needs {result['bits_per_byte']:.3f} bits: 8 would be chance, and lower is better."
     assert meant in page
-    assert "evaluation: bits" not in page  # one figure of this kind
-    assert "http://" not in page
-    assert "https://" not in page
+    assert "evaluation: bits" not in json.dumps(content)  # one figure of this kind
+    assert 'src="' not in page  # all that it needs is in it
 
 
 def test_the_command_again_exports_completes_and_prints_json_alone(finished, capfd):

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch is a sink of the trainer and of plain loops; both readers of metrics agree."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import optax
@@ -12,7 +10,7 @@ from flax import nnx
 
 from dovetail_checkpoint import Store, rewind
 from dovetail_runs import Run, devices_of, read_metrics, summary
-from dovetail_train import Jsonl, Trainer, read_account, read_jsonl
+from dovetail_train import Jsonl, Trainer, read_jsonl
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 
@@ -138,9 +136,9 @@ def _write(path, seed):
 
 
 def _assert_equal_readers(folder):
-    """Asserts that the readers of both packages agree; returns the trainer's account."""
+    """Asserts that the readers of both packages agree; returns the account."""
     file = folder / "metrics.jsonl"
-    rows, metrics, account = read_jsonl(file), read_metrics(file), read_account(file)
+    rows, metrics = read_jsonl(file), read_metrics(file)
     names = dict.fromkeys(name for row in rows for name in row)
     assert names.keys() - set(metrics.names) == {"step", "generation", "time_s"}
     for name in metrics.names:
@@ -149,13 +147,7 @@ def _assert_equal_readers(folder):
         curve = metrics.curve(name)
         assert curve.steps.tolist() == steps
         np.testing.assert_array_equal(curve.values, values)  # NaN equals NaN
-    own, expected = dataclasses.asdict(Run(folder).account), dataclasses.asdict(account)
-    assert own.pop("straggler") == expected.pop("straggler")
-    assert own.pop("clock_back_s") == 0
-    # Float64 sums of less than a hundred terms, in another order.
-    assert own == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert Run(folder).account.goodput == pytest.approx(account.goodput, rel=1e-12)
-    return account
+    return Run(folder).account
 
 
 @pytest.mark.parametrize("seed", range(8))

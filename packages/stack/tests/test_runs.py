@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dovetail runs` over directories that were written as `dovetail train` writes them."""
 
-import dataclasses
 import itertools
 import json
 import os
@@ -11,7 +10,6 @@ import sys
 
 import pytest
 
-import dovetail_train
 from dovetail_runs.record import launch, machine
 from dovetail_stack import cli, settings
 from dovetail_stack.settings import Continue, Pretrain
@@ -178,13 +176,6 @@ def test_compare_wants_two_runs_and_runs(folder, capsys):
         assert "compare needs two runs or more, each once, got" in capsys.readouterr().err
     assert cli.main(["runs", "compare", str(folder / "done"), str(folder / "notes")]) == 2
     assert "a run is a folder with run.json, got" in capsys.readouterr().err
-
-
-def test_the_account_is_that_of_the_trainer(folder, capsys):
-    theirs = dovetail_train.read_account(folder / "done" / "metrics.jsonl")
-    assert "where the time went, over all launches" in _printed(capsys, "show", folder / "done")
-    shown = json.loads(_printed(capsys, "show", folder / "done", "--json"))
-    assert shown["account"] == {**dataclasses.asdict(theirs), "clock_back_s": 0.0}
 
 
 @pytest.mark.capability("the slowest process of a run is named")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from dovetail_data import Corpus, pack, show
+from dovetail_runs import Run, Section, page
 from dovetail_stack import settings
 from dovetail_stack.doctor import pins
 from dovetail_stack.model_directory import EXPORT
@@ -28,7 +29,7 @@ from dovetail_stack.quickstart.training import Resume, Text, train
 from dovetail_stack.recipes import text as text_recipe
 from dovetail_stack.recipes.options import METRICS, Duration
 from dovetail_stack.settings import Pretrain
-from dovetail_train import Section, read_jsonl, write_report
+from dovetail_train import read_jsonl
 
 if TYPE_CHECKING:
     from dovetail_infer import Engine
@@ -218,14 +219,13 @@ def _report(out: Path, measured: Measured, *, total_s: float) -> None:
         Section(heading="Next steps", content=_next_steps(out)),
         Section(heading="The run", content=facts, note=str(measured.resume)),
     ]
-    write_report(
-        out / "report.html",
-        {"this run": out / METRICS},
+    shown = page(
+        {"this run": Run(out)},
         title="Dovetail quickstart",
         sections=sections,
-        facts=dict(sorted(measured.versions.items())),
         leave_out=["eval/bits_per_byte"],  # of fewer bytes; one page has one such figure
     )
+    shown.write(out / "report.html")
 
 
 def _next_steps(out: Path) -> dict[str, str]:

@@ -18,7 +18,6 @@ from jaxtyping import Array
 from dovetail_quant import _elsewhere
 from dovetail_quant.calibrating.calibrate import RunModel, run_decoder
 from dovetail_quant.codes.spec import Spec
-from dovetail_quant.reports.chart import bars
 from dovetail_quant.reports.compare import Sums, by_site, compared, quantized_kernels
 from dovetail_quant.sites.kernel import Kernel
 from dovetail_quant.sites.modules import module_at
@@ -88,21 +87,18 @@ class Report:
         """Returns numbers, strings, lists and dicts alone."""
         return dataclasses.asdict(self)
 
-    def svg(self) -> str:
-        """Returns a chart as SVG: for each site its error as a bar, with spec and bytes."""
-        rows = {
-            path: (site.error, f"{_words(site.spec)}, {_bytes(site.bytes_after)}")
-            for path, site in self.sites.items()
-        }
-        return bars(rows, label="error of each site, as a part of its outputs")
-
-    def __str__(self) -> str:
-        """Returns a table of sites, then the numbers of the model."""
+    def _table(self) -> list[tuple[str, str, str, str]]:
+        """Returns the head and a row for each site."""
         table = [("site", "codes", "bytes", "error")]
         for path, site in self.sites.items():
             error = f"{site.error:.4f}" + ("" if site.of == "outputs" else " of weights")
             saved = f"{_bytes(site.bytes_before)} to {_bytes(site.bytes_after)}"
             table.append((path, _words(site.spec), saved, error))
+        return table
+
+    def __str__(self) -> str:
+        """Returns a table of sites, then the numbers of the model."""
+        table = self._table()
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -117,7 +113,10 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>{self.svg()}"
+        rows = "".join(
+            f"<tr><td>{'</td><td>'.join(map(html.escape, row))}</td></tr>" for row in self._table()
+        )
+        return f"<table>{rows}</table><pre>{html.escape(self.totals())}</pre>"
 
     def totals(self) -> str:
         """Returns the numbers of the whole model, one on each line."""

@@ -28,9 +28,7 @@
 - Evaluation by questions: `multiple_choice`, `MultipleChoice`, `Question`, `Answers`, `Share`;
   `LMEval` and its `Sampler` for lm-evaluation-harness
 - Hooks: `Hook`, `StopRun`, `Watch`, `Trace`
-- Sinks: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
-- Reports: `write_report`, `show_report`, `ReportPage`, `Section`, `read_jsonl`, `read_account`,
-  `Account`
+- Sinks: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`; `read_jsonl`
 - Stores: `Store`, `PeekStore`, `OrbaxStore`
 """
 
@@ -68,7 +66,6 @@ from dovetail_train.mesh.mesh import (
 )
 from dovetail_train.mesh.processes import initialize_distributed, watch_processes
 from dovetail_train.mesh.slices import slice_ids
-from dovetail_train.reports.report import ReportPage, Section, show_report, write_report
 from dovetail_train.step.flops import Flops, count_flops
 from dovetail_train.step.guard import BadStep, StepGuard
 from dovetail_train.step.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
@@ -147,7 +144,7 @@ __all__ = [  # noqa: RUF022, by topic
     "StopRun",
     "Watch",
     "Trace",
-    # Sinks and reports
+    # Sinks
     "Sink",
     "Console",
     "Jsonl",
@@ -156,10 +153,6 @@ __all__ = [  # noqa: RUF022, by topic
     "read_jsonl",
     "read_account",
     "Account",
-    "write_report",
-    "show_report",
-    "ReportPage",
-    "Section",
     # Stores
     "Store",
     "PeekStore",

@@ -21,6 +21,10 @@ PACKAGE = {
     "fit": "Trainer(tx, loss).fit(model, data, steps=...)",
     "Callback": "Hook",
     "Logger": "Sink",
+    "write_report": "dovetail_runs.page({'run': dovetail_runs.read_metrics(file)}).write(page)",
+    "show_report": "dovetail_runs.page({'run': dovetail_runs.read_metrics(file)})",
+    "Section": "dovetail_runs.Section",
+    "read_account": "dovetail_runs.Run(folder).account",
 }
 _FIT = "fit(model, data, steps=...)"
 trainer = suggests(

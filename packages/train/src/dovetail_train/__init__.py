@@ -42,7 +42,7 @@ from dovetail_train.eval.choice import Answers, MultipleChoice, Question, Share,
 from dovetail_train.eval.harness import LMEval
 from dovetail_train.eval.likelihood import Likelihoods, loglikelihood, rolling_loglikelihood
 from dovetail_train.eval.text import Sampler
-from dovetail_train.logs.records import Account, read_account, read_jsonl
+from dovetail_train.logs.records import read_jsonl
 from dovetail_train.logs.sinks import Console, Jsonl, Sink
 from dovetail_train.logs.tensorboard import TensorBoard
 from dovetail_train.logs.weights_and_biases import Wandb
@@ -151,8 +151,6 @@ __all__ = [  # noqa: RUF022, by topic
     "TensorBoard",
     "Wandb",
     "read_jsonl",
-    "read_account",
-    "Account",
     # Stores
     "Store",
     "PeekStore",

@@ -3,11 +3,10 @@
 """Three processes on one core, on which something else runs too: throttled.py DIR SLOW.
 
 Process SLOW (-1: none) gets a tenth of the share of each other one. Ends when `fit` has named a
-process, or after enough comparisons. Writes, as JSON, the straggler of the account, the
+process, or after enough comparisons. Writes, as JSON, the straggler of the newest account, the
 steps of all accounts, and what process 0 logs.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ import optax
 import several
 from flax import nnx
 
-from dovetail_train import Jsonl, StopRun, Trainer, make_mesh, read_account, read_jsonl
+from dovetail_train import Jsonl, StopRun, Trainer, make_mesh, read_jsonl
 
 WIDTH, LAYERS = 512, 3
 ENOUGH_S, LIMIT_S = 20.0, 180.0  # a straggler needs nine comparisons: 18 s
@@ -118,9 +117,9 @@ def main():
     codes = launch.wait()
     os.kill(child, 9)
     assert codes == [0, 0, 0], [launch.output(me) for me in range(3)]
-    straggler = read_account(path).straggler
-    said = straggler and dataclasses.asdict(straggler)
-    accounts = [line["step"] for line in read_jsonl(path) if "seconds/step" in line]
+    lines = [line for line in read_jsonl(path) if "seconds/step" in line]
+    accounts = [line["step"] for line in lines]
+    said = {name: value for name, value in lines[-1].items() if name.startswith("straggler")}
     sys.stdout.write(json.dumps({"straggler": said, "accounts": accounts, "log": launch.output(0)}))
 
 

@@ -18,12 +18,13 @@ the files, also while a launch writes them. Nothing here imports JAX.
 - Recording: `Run.launch`; `Launch` is a sink of scalars; `devices_of` describes devices of JAX.
 - Reading: `Run`, with `Metrics`, `Curve`, `Account`, `Straggler` and `Note`; `read_metrics` of a
   single file; `DamagedRun`.
-- Several runs: `find`, `Found`, `summary`, `Summary`, `compare`, `Comparison`.
+- Several runs: `find`, `Found`, `summary`, `Summary`, `compare`, `Comparison`;
+  `export` to TensorBoard and W&B.
 - Pages: `page` and `Page`, with a `Section` for results of your own, and `Watch`, which serves one
   on 127.0.0.1. They need the extra `pages`.
 - Settings as options of a command: `add_options`, `from_options`.
 
-The command `python -m dovetail_runs` lists, shows, compares, watches, notes and tags runs.
+The command `python -m dovetail_runs` lists, shows, compares, watches, exports, notes and tags.
 """
 
 from importlib.metadata import version as _version
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from dovetail_runs._suggestions import public_names as _public_names
 from dovetail_runs.compare import Comparison, compare
 from dovetail_runs.damaged import DamagedRun
+from dovetail_runs.export import export
 from dovetail_runs.find import Found, find
 from dovetail_runs.metrics.account import Account, Straggler
 from dovetail_runs.metrics.metrics import Curve, Lines, Metrics, read_metrics
@@ -66,6 +68,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Summary",
     "compare",
     "Comparison",
+    "export",
     # Pages
     "page",
     "Page",

@@ -5,34 +5,15 @@
 import json
 import logging
 import math
-import struct
 
 import pytest
 
+import wandb_file
 from dovetail_train.logs.weights_and_biases import Wandb
 
 pytest.importorskip("wandb")
 
 pytestmark = pytest.mark.parity
-
-
-def _records(path):
-    """The records of a W&B file: a header, then LevelDB's log format in blocks of 32 KiB."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
-    while at + 7 <= len(data):
-        room = 32768 - at % 32768
-        if room < 7:
-            at += room
-            continue
-        size, kind = struct.unpack_from("<HB", data, at + 4)
-        whole += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(whole)
-            whole = b""
 
 
 def _history(directory):
@@ -43,7 +24,7 @@ def _history(directory):
     found = []
     for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         rows, run = {}, None
-        for record in _records(path):
+        for record in wandb_file.records(path):
             run = record.run.run_id or run
             items = {
                 i.key or "/".join(i.nested_key): json.loads(i.value_json)

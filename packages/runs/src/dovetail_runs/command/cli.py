@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `python -m dovetail_runs`: list, show, compare, watch, note, tag.
+"""The command `python -m dovetail_runs`: list, show, compare, watch, export, note, tag.
 
 It reads files of the runs only, so a run may still be running. Another command can mount
 `add_arguments` and `run`.
@@ -16,6 +16,7 @@ from typing import Any
 from dovetail_runs._command import DONE, Parser, add_action, add_json, answering, printable
 from dovetail_runs.command import text
 from dovetail_runs.compare import compare
+from dovetail_runs.export import FORMATS, export
 from dovetail_runs.find import find
 from dovetail_runs.pages.page import page
 from dovetail_runs.pages.watch import Watch
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("show", _show),
         ("compare", _compare),
         ("watch", _watch),
+        ("export", _export),
         ("note", _note),
         ("tag", _tag),
     ):
@@ -97,6 +99,18 @@ def _watch(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_serve)
 
 
+def _export(parser: argparse.ArgumentParser) -> None:
+    """Copy the scalars of a run for TensorBoard, or as an offline run of W&B."""
+    _add_run(parser)
+    parser.add_argument("--to", choices=FORMATS, required=True, help="the other program")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="a new directory of the program"
+    )
+    parser.add_argument("--project", default="runs", metavar="NAME", help="project of W&B (runs)")
+    add_json(parser)
+    parser.set_defaults(act=_write_export)
+
+
 def _note(parser: argparse.ArgumentParser) -> None:
     """Add a note to a run; also while it is running."""
     _add_run(parser)
@@ -123,6 +137,14 @@ def _add_note(args: argparse.Namespace) -> None:
     changed.note(args.text)
     if args.json:
         _print_object({"notes": [dataclasses.asdict(note) for note in changed.notes]})
+
+
+def _write_export(args: argparse.Namespace) -> None:
+    written = export(args.path, args.out, to=args.to, project=args.project)
+    if args.json:
+        _print_object({"directory": str(written)})
+    else:
+        print(printable(f"written: {written}"))
 
 
 def _add_html(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ the files, also while a launch writes them. Nothing here imports JAX.
     Found(first; 0 damaged)
 
 - Recording: `Run.launch`; `Launch` is a sink of scalars; `devices_of` describes devices of JAX.
-- Reading: `Run`, with `Metrics`, `Curve`, `Account`, `Straggler` and `Note`; `read_metrics` of a
+- Reading: `Run`, with `Metrics`, `Curve`, `Account`, `Straggler`, `Note` and `Medium`, a `Text`, an
+  `Image` or a `Histogram`; `read_metrics` of a
   single file; `DamagedRun`.
 - Several runs: `find`, `Found`, `summary`, `Summary`, `compare`, `Comparison`;
   `export` to TensorBoard and W&B.
@@ -42,6 +43,7 @@ from dovetail_runs.pages.section import Section
 from dovetail_runs.pages.watch import Watch
 from dovetail_runs.record.launch import Launch
 from dovetail_runs.record.machine import devices_of
+from dovetail_runs.record.media import Histogram, Image, Medium, Text
 from dovetail_runs.record.notes import Note
 from dovetail_runs.run import Run
 from dovetail_runs.settings.options import add_options, from_options
@@ -59,6 +61,10 @@ __all__ = [  # noqa: RUF022, by topic
     "Account",
     "Straggler",
     "Note",
+    "Medium",
+    "Text",
+    "Image",
+    "Histogram",
     "read_metrics",
     "DamagedRun",
     # Several runs

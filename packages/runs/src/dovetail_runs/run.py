@@ -16,8 +16,9 @@ from dovetail_runs import events
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.metrics.account import Account, account_of
 from dovetail_runs.metrics.metrics import Metrics, Reader
-from dovetail_runs.record import job, launch, lock, machine, notes
+from dovetail_runs.record import job, launch, lock, machine, media, notes
 from dovetail_runs.record.launch import Launch
+from dovetail_runs.record.media import Medium
 from dovetail_runs.record.notes import Note
 from dovetail_runs.settings import fields
 
@@ -222,11 +223,16 @@ class Run:
         return notes.read_notes(self.path)[1]
 
     @property
+    def media(self) -> list[Medium]:
+        """Texts, images and histograms, by step. Of several with one name and step, the last."""
+        return media.read_media(self.path)[0]
+
+    @property
     def damage(self) -> list[str]:
         """Lines that could not be read, each with its file and number."""
         files = {launch.FILE: False, job.FILE: True, notes.FILE: False}
         lines = [x for n, unix in files.items() for x in events.read(self.path / n, unix=unix)[1]]
-        return [*lines, *self.metrics.damage]
+        return [*lines, *media.read_media(self.path)[1], *self.metrics.damage]
 
     def note(self, text: str) -> None:
         """Adds a note. ValueError if it is empty, or if the folder is no run."""

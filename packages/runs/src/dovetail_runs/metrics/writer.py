@@ -46,7 +46,7 @@ class Writer:
             ValueError: The step is negative, a scalar falls behind its last step, or it has a name
                 that lines use themselves.
         """
-        step = _checked_step(step)
+        step = checked_step(step)
         numbers = {name: _number(name, value) for name, value in scalars.items()}
         for name in numbers:
             if step < self._last.get(name, 0):
@@ -54,14 +54,23 @@ class Writer:
                     f"steps must not fall within a launch, got {name} at step {step} after step "
                     f"{self._last[name]}: count the steps of all epochs, or launch the run again"
                 )
+        self.append(step, {k: v if math.isfinite(v) else str(v) for k, v in numbers.items()})
+        self._last.update(dict.fromkeys(numbers, step))
+
+    def append(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes a line of JSON values, behind its head.
+
+        Args:
+            step: Number of the step, checked.
+            values: Values by name.
+        """
         if self._file is None:
             following = begin(self._path)
             self._generation = following if self._generation is None else self._generation
             self._file = self._path.open("ab", buffering=0)  # nothing waits for a later write
         head = {"step": step, "generation": self._generation, "time_s": self._now()}
-        written = {k: v if math.isfinite(v) else str(v) for k, v in numbers.items()}
-        self._append(self._file, json.dumps(head | written, allow_nan=False).encode() + b"\n")
-        self._last.update(dict.fromkeys(numbers, step))
+        line = json.dumps({**head, **values}, allow_nan=False).encode() + b"\n"
+        self._append(self._file, line)
 
     def close(self) -> None:
         """Closes the file. A later write opens it again, in the same generation."""
@@ -112,7 +121,7 @@ def _generation(line: bytes) -> int | None:
     return number if type(number) is int and number >= 0 else None
 
 
-def _checked_step(step: Any) -> int:
+def checked_step(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
@@ -139,5 +148,5 @@ def _number(name: str, value: Any) -> float:
         pass
     raise TypeError(
         f"scalars must be numbers, got {name}={value!r:.100} of type {type(value).__name__}: "
-        "write the mean of an array, and texts as notes of the run"
+        "write the mean of an array; write_text takes texts, and write_histogram arrays"
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail_runs.metrics.metrics import Curve, Metrics
 from dovetail_runs.pages import curves
+from dovetail_runs.pages.media import heat_charts, media_html
 from dovetail_runs.pages.section import Section
 from dovetail_runs.pages.tables import tables
 from dovetail_runs.pages.words import words
@@ -45,13 +46,16 @@ def content(
     read = {name: metrics.without(leave_out) for name, metrics in every.items()}
     names = _ordered(name for metrics in read.values() for name in metrics.names)
     lines = sum(len(metrics.names) for metrics in read.values())
-    most = max(_FEW, min(_MANY, BYTES // (_POINT * max(1, lines))))
+    of_runs = {name: run for name, run in runs.items() if isinstance(run, Run)}
+    media, heat = media_html(of_runs), heat_charts(of_runs)
+    left = BYTES - len(media) - sum(len(str(chart)) for chart in heat)
+    most = max(_FEW, min(_MANY, left // (_POINT * max(1, lines))))
     charts = [_chart(name, read, most) for name in names]
     return {
         "runs": list(runs),
-        "charts": [chart for chart in charts if chart["lines"]],
+        "charts": [*(chart for chart in charts if chart["lines"]), *heat],
         "marks": [_marks(metrics) for metrics in read.values()],
-        "sections": "".join(section.html() for section in sections),
+        "sections": "".join(section.html() for section in sections) + media,
         "tables": tables(runs, read),
     }
 

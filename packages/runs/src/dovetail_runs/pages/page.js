@@ -16,6 +16,8 @@ const checked = id => document.getElementById(id).checked;
 const plain = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function traces(chart) {
+  if (chart.heat)
+    return [{type: "heatmap", ...chart.heat, colorscale: "Viridis", hovertemplate: "step %{x}, %{y:.4g}: %{z:.3g}<extra></extra>"}];
   const colours = dark.matches && !printing ? DARK : LIGHT, level = value("smoothing"), made = [];
   for (const line of chart.lines) {
     const colour = colours[line.run % colours.length], smooth = line.medians && line.medians[level];
@@ -52,13 +54,13 @@ function layout(chart) {
   const rule = printing ? "#ccc" : style.getPropertyValue("--rule").trim();
   const axis = {gridcolor: rule, linecolor: rule, zeroline: false, automargin: true, fixedrange: false};
   return {
-    height: 300, width: printing ? PRINTED : undefined, autosize: !printing, margin: {l: 48, r: 12, t: 26, b: 36}, showlegend: false, hovermode: "x unified", uirevision: chart.name,
+    height: 300, width: printing ? PRINTED : undefined, autosize: !printing, margin: {l: 48, r: 12, t: 26, b: 36}, showlegend: false, hovermode: chart.heat ? "closest" : "x unified", uirevision: chart.name,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink, size: narrow.matches ? 13 : 12},
     dragmode: narrow.matches ? false : "zoom",
     modebar: {bgcolor: "rgba(0,0,0,0)", color: ink},
     hoverlabel: {bgcolor: dark.matches && !printing ? "#26262b" : "#fff"},
     xaxis: {...axis, type: checked("log-x") ? "log" : "linear", title: {text: "step", standoff: 4}},
-    yaxis: {...axis, type: checked("log-y") ? "log" : "linear", rangemode: chart.from_zero ? "tozero" : "normal"}, shapes: shapes(chart),
+    yaxis: {...axis, type: checked("log-y") && !chart.heat ? "log" : "linear", rangemode: chart.from_zero ? "tozero" : "normal"}, shapes: shapes(chart),
   };
 }
 
@@ -74,7 +76,8 @@ const seen = new IntersectionObserver(entries => {
 }, {rootMargin: "300px"});
 
 function note(chart) {
-  const lost = chart.lines.reduce((sum, line) => sum + line.lost, 0);
+  const lost = chart.lines.reduce((sum, line) => sum + line.lost, chart.lost || 0);
+  if (chart.heat) return lost ? `NaN or infinite: ${lost.toLocaleString("en")} values.` : "";
   return lost ? `NaN or infinite, drawn as gaps: ${lost.toLocaleString("en")} values.` : "";
 }
 

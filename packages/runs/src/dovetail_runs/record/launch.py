@@ -10,15 +10,15 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from dovetail_runs.events import append, now
-from dovetail_runs.metrics.writer import Writer
-from dovetail_runs.record import machine
+from dovetail_runs.metrics.writer import Writer, checked_step
+from dovetail_runs.record import machine, media
 
 FILE = "launches.jsonl"
 OUTCOMES = ("finished", "interrupted", "failed")
@@ -39,6 +39,7 @@ class Launch:
     outcome: str = "finished"
     _metrics: Path | None = field(default=None, repr=False)
     _writer: Writer | None = field(default=None, repr=False)
+    _media: Writer | None = field(default=None, repr=False)
     _file: Path | None = field(default=None, repr=False)
     _ended: bool = field(default=False, repr=False)
     _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
@@ -80,7 +81,7 @@ class Launch:
     def _end(self, event: Mapping[str, Any]) -> None:
         if self._file is not None:
             append(self._file, event)
-        self._file = self._writer = self._metrics = None
+        self._file = self._writer = self._media = self._metrics = None
         self._ended = True
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
@@ -97,18 +98,74 @@ class Launch:
             ValueError: The step falls, or a scalar is called step, generation or time_s.
             RuntimeError: The launch has ended.
         """
+        if self._under_way() and self._metrics is not None:
+            self._writer = self._writer or Writer(self._metrics)
+            self._writer.write(step, scalars)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Appends a text to the media of the run, such as a sample of a model.
+
+        Args:
+            step: Number of the step, from 0 on.
+            name: Name of the series.
+            text: The text.
+
+        Raises:
+            TypeError: It is no text.
+            RuntimeError: The launch has ended.
+        """
+        self._write_medium(step, name, lambda _: media.text_line(text))
+
+    def write_histogram(self, step: int, name: str, values: Any, *, bins: int = media.BINS) -> None:
+        """Appends the histogram of an array to the media of the run.
+
+        Args:
+            step: Number of the step, from 0 on.
+            name: Name of the series.
+            values: Numbers of any shape. Those that are not finite are counted apart.
+            bins: Number of bins of equal width.
+
+        Raises:
+            ValueError: No value is finite.
+            RuntimeError: The launch has ended.
+        """
+        self._write_medium(step, name, lambda _: media.histogram_line(values, bins))
+
+    def write_image(self, step: int, name: str, pixels: Any) -> None:
+        """Appends an image to the media of the run. Needs the extra `images`.
+
+        Args:
+            step: Number of the step, from 0 on.
+            name: Name of the series.
+            pixels: u8[h, w], or u8[h, w, c] with 1, 3 or 4 channels; or floats in [0, 1].
+
+        Raises:
+            ValueError: The shape or the values do not fit.
+            ImportError: Pillow is missing.
+            RuntimeError: The launch has ended.
+        """
+        self._write_medium(step, name, lambda run: media.image_line(pixels, run))
+
+    def _write_medium(
+        self, step: int, name: str, line: Callable[[Path], Mapping[str, Any]]
+    ) -> None:
+        if self._under_way() and self._metrics is not None:
+            run = self._metrics.parent
+            self._media = self._media or Writer(run / media.FILE)
+            self._media.append(checked_step(step), {"name": name, **line(run)})
+
+    def _under_way(self) -> bool:
         if self._ended:
             raise RuntimeError(
                 "a launch must be under way, got a write after its end: launch the run again"
             )
-        if self._metrics is not None:
-            self._writer = self._writer or Writer(self._metrics)
-            self._writer.write(step, scalars)
+        return True
 
     def close(self) -> None:
-        """Closes the file of metrics. A later write opens it again."""
-        if self._writer is not None:
-            self._writer.close()
+        """Closes the files of metrics and media. A later write opens them again."""
+        for writer in (self._writer, self._media):
+            if writer is not None:
+                writer.close()
 
 
 def beginning(

@@ -122,6 +122,7 @@ def _generation(line: bytes) -> int | None:
 
 
 def checked_step(step: Any) -> int:
+    """Returns the number of a step. TypeError if it is none, ValueError if it is negative."""
     try:
         number = operator.index(step)
     except TypeError:

@@ -97,7 +97,7 @@ def test_notes_and_tags_are_added_and_removed(folder, command):
         (
             "shwo a",
             2,
-            "compare, watch, note, tag, got shwo: did you mean show?",
+            "compare, watch, export, note, tag, got shwo: did you mean show?",
         ),
         ("list --tag", 2, "expected one argument"),
     ],

@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import errno
+import fcntl
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -44,6 +46,18 @@ def test_another_process_is_refused_until_the_first_is_dead(tmp_path):
     assert not lock.is_locked(tmp_path)
     with _locked(tmp_path):
         pass
+
+
+def test_a_file_system_without_locks_is_named_and_is_not_running(tmp_path, monkeypatch):
+    def without(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / lock.FILE).touch()
+    monkeypatch.setattr(fcntl, "lockf", without)
+    assert not lock.is_locked(tmp_path)
+    refused = r"a file system with locks, got .*No locks available\): name a folder of another"
+    with pytest.raises(RuntimeError, match=refused), _locked(tmp_path):
+        pytest.fail("there is no lock")
 
 
 def test_a_look_at_the_own_run_keeps_its_lock(tmp_path):

@@ -23,11 +23,12 @@ def is_locked(run: Path) -> bool:
         return False
     try:
         with (run / FILE).open("rb") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # either is a name of that error
+                return True
+    except OSError:  # no such file, or a file system without locks
         return False
-    except OSError:
-        return True
     return False
 
 
@@ -42,7 +43,8 @@ def locked(run: Path, *, settings_file: str) -> Iterator[None]:
         settings_file: Name of the settings of a run.
 
     Raises:
-        RuntimeError: Another launch holds the run, in this process or in another one.
+        RuntimeError: Another launch holds the run, in this process or in another one. Or the file
+            system has no locks.
     """
     was_run = (run / FILE).exists()
     new = [folder for folder in (run, *run.parents) if not folder.exists()]
@@ -86,5 +88,11 @@ def _acquired(path: Path) -> IO[bytes] | None:
             return file
     except (BlockingIOError, PermissionError, FileNotFoundError):
         pass  # held, by either name of that error, or removed: the caller tries again
+    except OSError as error:
+        file.close()
+        raise RuntimeError(
+            f"a run must lie on a file system with locks, got {str(path.parent)!r} ({error}): name "
+            "a folder of another one"
+        ) from error
     file.close()
     return None

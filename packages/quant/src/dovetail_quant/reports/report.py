@@ -113,10 +113,10 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{'</td><td>'.join(map(html.escape, row))}</td></tr>" for row in self._table()
-        )
-        return f"<table>{rows}</table><pre>{html.escape(self.totals())}</pre>"
+        head, *rows = (map(html.escape, row) for row in self._table())
+        lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"]
+        lines += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
+        return f"<table>{''.join(lines)}</table><pre>{html.escape(self.totals())}</pre>"
 
     def totals(self) -> str:
         """Returns the numbers of the whole model, one on each line."""

@@ -4,8 +4,10 @@
 
 import contextlib
 import io
+import html
 import json
 import re
+import shlex
 import shutil
 import sysconfig
 from pathlib import Path
@@ -69,6 +71,7 @@ def test_the_report_and_the_output_show_the_result(finished):
     headings = ["What the model learned: bits per byte", "Text that the model wrote"]
     assert re.findall(r"<h2>(.*?)</h2>", content["sections"])[:2] == headings
     assert "Versions" in content["tables"]
+    assert f"generate {shlex.quote(str(out))} --prompt" in html.unescape(content["sections"])
     meant = f"it needs {result['bits_per_byte']:.3f} bits: 8 would be chance, and lower is better."
     assert meant in content["sections"]
     assert "evaluation: bits" not in json.dumps(content)  # one figure of this kind

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import statistics
 import sys
@@ -230,11 +231,12 @@ def _report(out: Path, measured: Measured, *, total_s: float) -> None:
 
 def _next_steps(out: Path) -> dict[str, str]:
     beside = Path(sys.executable).with_name("dovetail")  # of an environment that is not activated
-    dovetail = "dovetail" if shutil.which("dovetail") else str(beside)
+    dovetail = "dovetail" if shutil.which("dovetail") else shlex.quote(str(beside))
+    run, longer, other = (shlex.quote(f"{out}{end}") for end in ("", "-6000", "-text"))
     return {
-        "Train longer": f"{dovetail} quickstart --steps 6000 --out {out}-6000",
-        "Your own text": f"{dovetail} quickstart --text DIR --out {out}-text",
-        "A prompt of yours": f"{dovetail} generate {out} --prompt 'class '",
+        "Train longer": f"{dovetail} quickstart --steps 6000 --out {longer}",
+        "Your own text": f"{dovetail} quickstart --text DIR --out {other}",
+        "A prompt of yours": f"{dovetail} generate {run} --prompt 'class '",
         "Open it in transformers": f"AutoModelForCausalLM.from_pretrained('{out / EXPORT}')",
         "Check the installation": f"{dovetail} doctor",
     }

@@ -3,8 +3,8 @@
 """`dovetail quickstart` from a directory of text to its report, on a small text."""
 
 import contextlib
-import io
 import html
+import io
 import json
 import re
 import shlex
@@ -75,7 +75,7 @@ def test_the_report_and_the_output_show_the_result(finished):
     meant = f"it needs {result['bits_per_byte']:.3f} bits: 8 would be chance, and lower is better."
     assert meant in content["sections"]
     assert "evaluation: bits" not in json.dumps(content)  # one figure of this kind
-    assert '<script src=' not in page  # it is in the page
+    assert "<script src=" not in page  # it is in the page
 
 
 def test_the_command_again_exports_completes_and_prints_json_alone(finished, capfd):

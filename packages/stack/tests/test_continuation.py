@@ -10,7 +10,8 @@ from flax import nnx
 
 from dovetail_data import train_bpe
 from dovetail_models import load, lora
-from dovetail_stack.recipes.continuation import continuation, opened, start
+from dovetail_stack.recipes.adapters import start
+from dovetail_stack.recipes.continuation import continuation, opened
 from dovetail_stack.recipes.fitting import fit
 from dovetail_stack.recipes.options import Tuning
 

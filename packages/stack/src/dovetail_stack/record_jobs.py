@@ -138,9 +138,9 @@ def _encoder(run: FromRecords, tokenizer: "Pretrained", directory: Path) -> "Enc
 
 def _recipe(run: FromRecords, directory: Path, mesh: "Mesh | AbstractMesh") -> "Recipe":
     if isinstance(run, Chat):
-        from dovetail_stack.recipes.chat import chatting
+        from dovetail_stack.recipes.continuation import continuation
 
-        return chatting(directory, run.training, mesh=mesh)
+        return continuation(directory, run.training, mesh=mesh)
     if isinstance(run, Embed):
         from dovetail_stack.recipes.embedding import embedding_recipe
 

@@ -7,11 +7,10 @@
 - `fitting`: a recipe and rows to a trained decoder, resumable (all but quant)
 - `families`: the configuration of a decoder, by family and sizes or a config.json (models)
 - `language_model`: the recipe of pretraining (models, optim, train)
-- `continuation`: the recipe of training a directory's model on, by adapters too (models, train)
+- `continuation`: that of training a directory's model on, on conversations too (models, train)
 - `records`, `dialogue`, `passages`: files of records to corpora of chats, pairs or texts (data)
 - `record_options`: the settings of the recipes that tune on records
 - `adapters`: LoRA, over quantized weights too, merged and exported for PEFT (models, quant)
-- `chat`: the recipe of tuning on conversations (models, train)
 - `preference`, `reference`: that of tuning on pairs of answers, and its stored reference (tune)
 - `reward`: that of a reward model, with an export for transformers (models, tune)
 - `embedding`: that of an embedding model (models, tune)

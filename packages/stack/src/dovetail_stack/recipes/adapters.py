@@ -1,23 +1,33 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters over float or quantized weights: added, merged, and exported for PEFT."""
+"""Adapters over float or quantized weights: added, merged, and exported for PEFT.
 
-from collections.abc import Sequence
+Each matrix of the layers gets one: adapters on attention alone learn less than as many parameters
+spread over all matrices (Dettmers et al. 2023, 2305.14314, section 4). Routers, experts: none.
+"""
+
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 import dovetail_quant as quant
 from dovetail_models import Decoder, abstract, load, lora
 from dovetail_quant import qlora
-from dovetail_stack.recipes import continuation
 from dovetail_stack.recipes.fitting import AnyMesh, configured, here
-from dovetail_stack.recipes.quantization import GROUPS
+from dovetail_stack.recipes.options import Tuning
+from dovetail_stack.recipes.quantization import GROUPS, group_of
 from dovetail_stack.recipes.record_options import Adapting
 
 
-def start(directory: Path, tuning: Adapting, *, mesh: AnyMesh | None = None) -> Decoder:
+def trainable(tuning: Tuning) -> Any:
+    """Returns the filter of trained parameters: the adapters if there are any, else all."""
+    return nnx.LoRAParam if tuning.lora_rank else nnx.Param
+
+
+def start(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
     """Loads the model of a directory in float32, with the adapters and codes of `tuning`.
 
     Args:
@@ -28,7 +38,7 @@ def start(directory: Path, tuning: Adapting, *, mesh: AnyMesh | None = None) -> 
     return adapted(load(directory, mesh=here(mesh), dtype="float32"), tuning)
 
 
-def outline(directory: Path, tuning: Adapting, *, mesh: AnyMesh | None = None) -> Decoder:
+def outline(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
     """Returns the model of `start` by shapes. Reads no weights.
 
     Args:
@@ -36,65 +46,72 @@ def outline(directory: Path, tuning: Adapting, *, mesh: AnyMesh | None = None) -
         tuning: Settings.
         mesh: Devices; may be abstract.
     """
-    if not tuning.quantize:
-        return continuation.outline(directory, tuning, mesh=mesh)
-    # Codes are made of values, so the weights are arguments: shapes alone remain, no placement.
-    return nnx.eval_shape(lambda model: adapted(model, tuning), abstract(directory, mesh=mesh))
+    model = abstract(directory, mesh=mesh)
+    if _codes(tuning):
+        # Codes are made of values, so the weights are arguments: shapes remain, no placement.
+        return nnx.eval_shape(lambda model: adapted(model, tuning), model)
+
+    def full(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+
+    nnx.update(model, jax.tree.map(full, nnx.state(model)))
+    return nnx.eval_shape(lambda: adapted(model, tuning))
 
 
-def adapted(model: Decoder, tuning: Adapting) -> Decoder:
-    """Adds adapters to every matrix of the layers but routers, over codes if there are any.
+def adapted(model: Decoder, tuning: Tuning) -> Decoder:
+    """Adds rematerialization and the adapters to a decoder in float, over codes if asked.
 
     The codes are rounded to nearest: int8 with a scale per output, int4 in groups of inputs.
-
-    Args:
-        model: A decoder in float.
-        tuning: Settings.
     """
-    if not tuning.quantize:
-        return continuation.adapted(model, tuning)
     model = configured(model, tuning)
-    sites = continuation.sites(model)
-    coded = quant.apply(model, quant.plan(model, _rules(model, sites, tuning.quantize)))
+    if not tuning.lora_rank:
+        return model
+    sites = _matrices(model)
     rngs, rank, alpha = nnx.Rngs(tuning.seed), tuning.lora_rank, tuning.lora_alpha
+    codes = _codes(tuning)
+    if not codes:
+        return lora.insert(model, sites, rank=rank, alpha=alpha, rngs=rngs)
+    rules: list[Any] = [(sites, quant.Spec(weight="int8", method="absmax"))]
+    if codes == "int4":
+        inputs = {p: site.axes.sizes[1] for p, site in quant.sites(model, where=sites).items()}
+        rules = [
+            (path, quant.Spec(weight="int4", group=_group(path, n), method="absmax"))
+            for path, n in inputs.items()
+        ]
+    coded = quant.apply(model, quant.plan(model, rules))
     return qlora.insert(coded, sites, rank=rank, alpha=alpha, rngs=rngs)
 
 
-def _rules(
-    model: Decoder, sites: Sequence[str], codes: Literal["int8", "int4"]
-) -> list[tuple[Sequence[str], quant.Spec]]:
-    """Returns a rule for each size of groups. int8 has one scale per output."""
-    if codes == "int8":
-        return [(sites, quant.Spec(weight="int8", method="absmax"))]
-    by_group: dict[int, list[str]] = {}
-    for path, site in quant.sites(model, where=sites).items():
-        inputs = site.axes.sizes[1]
-        fitting = [size for size in GROUPS if inputs % size == 0]
-        if not fitting:
-            raise ValueError(
-                f"int4 codes share a scale among {GROUPS[-1]} inputs or more, got {path!r} of "
-                f"{inputs} inputs, which none of {GROUPS} divides: pass quantize=int8"
-            )
-        by_group.setdefault(fitting[0], []).append(path)
-    return [
-        (paths, quant.Spec(weight="int4", group=size, method="absmax"))
-        for size, paths in by_group.items()
-    ]
+def _codes(tuning: Tuning) -> str | None:
+    return tuning.quantize if isinstance(tuning, Adapting) else None
 
 
-def merged(model: Decoder, tuning: Adapting) -> Decoder:
-    """Returns the model with its adapters added to the weights, in float.
+def _matrices(model: Decoder) -> tuple[str, ...]:
+    """Returns the paths of the matrices that get adapters: those of the layers but routers."""
+    linear = (path for path, module in nnx.iter_modules(model) if type(module) is nnx.Linear)
+    paths = (".".join(map(str, path)) for path in linear)
+    return tuple(path for path in paths if path.startswith("layers.") and "router" not in path)
 
-    Args:
-        model: From `adapted`, trained.
-        tuning: Settings.
-    """
+
+def _group(path: str, inputs: int) -> int:
+    """Returns the inputs of a matrix with one int4 scale. Raises ValueError if no group divides."""
+    size = group_of(inputs)
+    if size is None:
+        raise ValueError(
+            f"int4 codes share a scale among {GROUPS[-1]} inputs or more, got {path!r} of {inputs} "
+            f"inputs, which none of {GROUPS} divides: pass quantize=int8"
+        )
+    return size
+
+
+def merged(model: Decoder, tuning: Tuning) -> Decoder:
+    """Returns a trained model of `adapted` with its adapters added to the weights, in float."""
     if not tuning.lora_rank:
         return model
-    return qlora.merge(model) if tuning.quantize else lora.merge(model)
+    return qlora.merge(model) if _codes(tuning) else lora.merge(model)
 
 
-def save_peft(model: Decoder, path: Path, tuning: Adapting, *, base: Path) -> None:
+def save_peft(model: Decoder, path: Path, tuning: Tuning, *, base: Path) -> None:
     """Writes the adapters of a trained model as a directory for PEFT.
 
     Over quantized weights, PEFT adds them to the float weights of `base`.
@@ -105,7 +122,7 @@ def save_peft(model: Decoder, path: Path, tuning: Adapting, *, base: Path) -> No
         tuning: Settings.
         base: Hugging Face directory of the model without adapters.
     """
-    if tuning.quantize:
+    if _codes(tuning):
         trained = qlora.adapters(model)
         model = lora.insert(
             abstract(base),

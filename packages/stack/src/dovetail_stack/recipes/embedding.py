@@ -17,7 +17,7 @@ from flax import nnx
 from dovetail_data import Pretrained
 from dovetail_models import Decoder, abstract, load, load_encoder
 from dovetail_models.hf.hub import resolve
-from dovetail_stack.recipes.chat import optimizer
+from dovetail_stack.recipes.continuation import check_positions, optimizer
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here, make_trainer
 from dovetail_stack.recipes.record_options import Embedding, Encoding
 from dovetail_stack.recipes.vocabulary import check_ends
@@ -30,13 +30,8 @@ def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
 
     A text ends with the tokenizer's end of sentences, [SEP], where it names one.
 
-    Args:
-        directory: Hugging Face directory.
-        length: Tokens of a row.
-
-    Raises:
-        ValueError: The model does not have the ids around a text, or `length` is above its
-            positions.
+    Raises ValueError if the model does not have the ids around a text, or fewer positions than
+    `length`.
     """
     directory = resolve(directory)
     config = abstract(directory).config
@@ -45,11 +40,7 @@ def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
     end = named.get("sep_token")
     tokenizer = Pretrained(directory, eos=end.get("content") if isinstance(end, dict) else end)
     check_ends(tokenizer, config.vocab_size)
-    if length > config.max_length:
-        raise ValueError(
-            f"rows must fit the {config.max_length} positions that the model was made for, got "
-            f"length={length}: pass --length {config.max_length}"
-        )
+    check_positions(config, length=length)
     return config, tokenizer
 
 
@@ -97,8 +88,5 @@ def embedding_recipe(
         ),
         model=start,
         outline=outline,
-        trainable=nnx.Param,
-        decoder=lambda model: model,
-        finished=lambda model: model,
         fields={name: jax.ShapeDtypeStruct(x, jnp.int32) for name, x in shapes.items()},
     )

@@ -57,8 +57,8 @@ class Recipe:
         trainer: Returns the trainer for a number of steps.
         model: Makes or reads the module to train, with the same bits each time.
         outline: Returns that module by shapes, for a mesh that may be abstract.
-        trainable: The trainer's filter.
-        decoder: Returns the part of the module to evaluate.
+        trainable: The trainer's filter. Default: all parameters.
+        decoder: Returns the part of the module to evaluate. Default: all of it, here and below.
         finished: Returns the model to export, a decoder or another, from the trained module.
         fields: Fields of a batch by shapes. None: those of text.
         batches: Adds the fields that a loss needs of other rows of a batch.
@@ -68,9 +68,9 @@ class Recipe:
     trainer: Callable[[int], Trainer]
     model: Callable[[], nnx.Module]
     outline: Callable[[], nnx.Module]
-    trainable: Any
-    decoder: Callable[[Any], Decoder]
-    finished: Callable[[Any], Any]
+    trainable: Any = nnx.Param
+    decoder: Callable[[Any], Decoder] = lambda module: module
+    finished: Callable[[Any], Any] = lambda module: module
     fields: Mapping[str, jax.ShapeDtypeStruct] | None = None
     batches: Callable[[Iterator[Any]], Iterator[Any]] = lambda batches: batches
 

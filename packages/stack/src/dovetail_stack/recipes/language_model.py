@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from dovetail_models import Config, Decoder, abstract, init
 from dovetail_optim import muon, route
@@ -186,7 +185,4 @@ def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = No
         trainer=lambda steps: trainer(config, training, steps=steps, mesh=mesh),
         model=fresh,
         outline=lambda: configured(abstract(config, mesh=mesh), training),
-        trainable=nnx.Param,
-        decoder=lambda model: model,
-        finished=lambda model: model,
     )

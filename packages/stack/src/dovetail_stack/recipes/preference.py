@@ -18,8 +18,7 @@ from flax import nnx
 import dovetail_tune as tune
 from dovetail_models import Decoder, abstract
 from dovetail_stack.recipes import adapters
-from dovetail_stack.recipes.chat import optimizer
-from dovetail_stack.recipes.continuation import trainable
+from dovetail_stack.recipes.continuation import optimizer
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
@@ -122,7 +121,7 @@ def preferring_recipe(
     """
     reference = reference_of(preferring, tuning)
     twin = isinstance(reference, tune.Frozen)
-    wanted = trainable(tuning)
+    wanted = adapters.trainable(tuning)
     if twin:
         wanted = nnx.All(wanted, nnx.PathContains("trained"))
 

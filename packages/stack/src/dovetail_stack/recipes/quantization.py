@@ -7,12 +7,12 @@ The written directory has config.json and the tokenizer in the format of Hugging
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import random
 import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from flax import nnx
 import dovetail_quant as quant
 from dovetail_data import Corpus, Pretrained, Progress, Text, batches, pack, text, write
 from dovetail_models import Decoder, abstract
-from dovetail_models._durable import sync
+from dovetail_models._durable import new_directory
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe, parse
 from dovetail_models.hf.save import BESIDE
@@ -35,11 +35,11 @@ from dovetail_quant.reports.report import parameter_bytes
 from dovetail_quant.sites.kernel import Kernel
 from dovetail_quant.sites.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
-from dovetail_stack.recipes.text import find, split
+from dovetail_stack.recipes.text import select, split
 from dovetail_stack.recipes.vocabulary import within
 
 Method = Literal["absmax", "gptq", "awq"]
-CONFIG, REPORT_TEXT, REPORT_JSON = "config.json", "report.txt", "report.json"
+CONFIG = "config.json"
 # Inputs that share a scale of int4: 128, as in most published models, or as many as divide.
 GROUPS = (128, 64, 32, 16)
 HELD_OUT = 0.2  # of the files of a text
@@ -141,37 +141,40 @@ def choose(
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got bits={bits}: pass bits=8, which loses least")
     everything = ["**", *also]
+    rules: list[Any] = [(pattern, None) for pattern in skip]
     if bits == 8:
-        rules = [(everything, quant.Spec(weight="int8", group=group, method=method or "absmax"))]
+        spec = quant.Spec(weight="int8", group=group, method=method or "absmax")
+        rules.append((everything, spec))
+    elif group is not None:
+        rules.append((everything, quant.Spec(weight="int4", group=group, method=method or "gptq")))
     else:
-        rules = [
-            (paths, quant.Spec(weight="int4", group=size, method=method or "gptq"))
-            for paths, size in _groups(model, group, everything, skip)
-        ]
-    return quant.plan(model, [*((pattern, None) for pattern in skip), *rules])
+        for path, size in _groups(model, everything, skip).items():
+            rules.append((path, quant.Spec(weight="int4", group=size, method=method or "gptq")))
+    return quant.plan(model, rules)
 
 
-def _groups(
-    model: nnx.Module, group: int | None, everything: Sequence[str], skip: Sequence[str]
-) -> list[tuple[Sequence[str], int]]:
-    """Returns name patterns with the group of their int4 scales."""
-    if group is not None:
-        return [(everything, group)]
+def _groups(model: nnx.Module, patterns: Sequence[str], skip: Sequence[str]) -> dict[str, int]:
+    """Returns the inputs with one int4 scale, by path of the selected sites."""
     floats = quant.sites(model, where=skip) if skip else {}
-    by_group: dict[int, list[str]] = {}
-    for path, site in quant.sites(model, where=everything).items():
-        if site.left_alone or path in floats or not selects(everything, site):
+    groups = {}
+    for path, site in quant.sites(model, where=patterns).items():
+        if site.left_alone or path in floats or not selects(patterns, site):
             continue
         inputs = site.axes.sizes[1]
-        fitting = [size for size in GROUPS if inputs % size == 0]
-        if not fitting:
+        size = group_of(inputs)
+        if size is None:
             raise ValueError(
                 f"4 bits share a scale among {GROUPS[-1]} inputs or more, and {path!r} has "
                 f"{inputs}, which none of {GROUPS} divides; name its --group, or leave it float "
                 f"with --float {path}"
             )
-        by_group.setdefault(fitting[0], []).append(path)
-    return [(paths, size) for size, paths in by_group.items()]
+        groups[path] = size
+    return groups
+
+
+def group_of(inputs: int) -> int | None:
+    """Returns the largest of GROUPS that divides the inputs of a matrix; None if none does."""
+    return next((size for size in GROUPS if inputs % size == 0), None)
 
 
 def read_rows(
@@ -199,20 +202,14 @@ def read_rows(
         pattern: Glob of the files.
         progress: Receives "calibration" or "held-out", and the writer's event.
     """
-    files = split(find(directory, pattern=pattern), root=directory, held_out=HELD_OUT)
-    corpora = []
-    for name, some in zip(("calibration", "held-out"), files, strict=True):
-        drawn = _enough(some, rows * length * TOKEN_BYTES)
-
-        def report(event: Progress, name: str = name) -> None:
-            if progress is not None:
-                progress(name, event)
-
-        encoder = within(Text(tokenizer), vocab_size)
-        corpora.append(write(text(drawn), scratch / name, encoder=encoder, progress=report))
-    taken = []
-    for corpus in corpora:
-        stream = batches(pack(corpus, length=length), global_batch=BATCH, seed=0, epochs=1)
+    halves = split(select(directory, pattern=pattern).files, root=directory, held_out=HELD_OUT)
+    encoder = within(Text(tokenizer), vocab_size)
+    corpora, taken = [], []
+    for name, files in zip(("calibration", "held-out"), halves, strict=True):
+        drawn = text(_enough(files, rows * length * TOKEN_BYTES))
+        report = progress and functools.partial(progress, name)
+        corpora.append(write(drawn, scratch / name, encoder=encoder, progress=report))
+        stream = batches(pack(corpora[-1], length=length), global_batch=BATCH, seed=0, epochs=1)
         taken.append(list(itertools.islice(stream, math.ceil(rows / BATCH))))
     return Rows(calibration=taken[0], held_out=taken[1], corpus=corpora[1], length=length)
 
@@ -232,8 +229,8 @@ def calibrates(plan: quant.Plan) -> bool:
 
 def check_method(plan: quant.Plan) -> None:
     """Raises ValueError if the plan needs calibration."""
-    methods = sorted({spec.method for spec in plan.specs.values()} - {"absmax"})
-    if methods:
+    if calibrates(plan):
+        methods = sorted({spec.method for spec in plan.specs.values()} - {"absmax"})
         raise ValueError(
             f"{' and '.join(methods)} must see text that the model is for, got none: pass --text "
             "DIR, or --method absmax, which rounds to nearest"
@@ -308,13 +305,9 @@ def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None
         like: Directory with the tokenizer.
 
     Raises:
-        FileExistsError: `out` exists.
+        FileExistsError: Something is at `out`.
         ValueError: The kernels have several dtypes.
     """
-    if out.exists():
-        raise FileExistsError(
-            f"quantize writes a new directory, and {str(out)!r} exists: name another"
-        )
     kinds = {str(kernel.dtype) for kernel in _kernels(quantized)}
     if len(kinds) != 1:
         raise ValueError(
@@ -323,30 +316,18 @@ def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None
         )
     (kind,) = kinds
     keys = {**describe(quantized.config), "dtype": kind, "torch_dtype": kind}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
-    try:
+    with new_directory(out) as partial:
         quant.save(quantized, partial)
         for file in (like / name for name in BESIDE if (like / name).is_file()):
             shutil.copyfile(file, partial / file.name)
-        _write_json(partial / CONFIG, keys)
-        _write_json(partial / REPORT_JSON, receipt.to_json())
-        (partial / REPORT_TEXT).write_text(str(receipt), encoding="utf-8")
-        sync(*partial.iterdir(), partial)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync(out.parent)
+        (partial / "report.txt").write_text(str(receipt), encoding="utf-8")
+        for name, values in {CONFIG: keys, "report.json": receipt.to_json()}.items():
+            content = json.dumps(values, indent=2, sort_keys=True)
+            (partial / name).write_text(content + "\n", encoding="utf-8")
 
 
 def load(directory: Path, *, matmul: MatmulOption = "auto") -> Decoder:
-    """Loads the decoder written by `save`, bit for bit.
-
-    Args:
-        directory: The directory.
-        matmul: The product, as for `dovetail_quant.load`.
-    """
+    """Loads the decoder written by `save`, bit for bit; `matmul` as in `dovetail_quant.load`."""
     keys = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     model = abstract(parse(keys))
     stored = safetensors.header(directory / WEIGHTS_FILE)
@@ -364,7 +345,3 @@ def _kernels(model: nnx.Module) -> list[Any]:
     """Returns the quantized kernels."""
     leaves = jax.tree.leaves(nnx.state(model), is_leaf=lambda x: isinstance(x, Kernel))
     return [leaf for leaf in leaves if isinstance(leaf, Kernel)]
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

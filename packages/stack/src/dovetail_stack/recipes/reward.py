@@ -19,7 +19,7 @@ from flax import nnx
 from dovetail_models import Decoder, save
 from dovetail_models.hf import safetensors
 from dovetail_stack.recipes import adapters
-from dovetail_stack.recipes.chat import optimizer
+from dovetail_stack.recipes.continuation import optimizer
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, make_trainer, text_fields
 from dovetail_stack.recipes.record_options import Adapting, Rewarding
 from dovetail_train import Loss

@@ -18,6 +18,7 @@ import numpy as np
 
 from dovetail_data import Corpus, Corrupt, Encoder, Part, Progress, Source, jsonl, parquet, write
 from dovetail_data.sources import compression
+from dovetail_stack.recipes.text import fraction_of
 
 Record: TypeAlias = dict[str, object]
 Form: TypeAlias = Callable[[Record], Record | Corrupt]
@@ -84,9 +85,7 @@ def number_of(record: Record) -> float:
     Columns of Parquet have null for an absent key, and lines of JSON need not.
     """
     text = json.dumps(_without_nulls(record), sort_keys=True, default=repr)
-    return (
-        int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:6], "big") / 2**48
-    )
+    return fraction_of(text.encode("utf-8", "replace"))
 
 
 def _without_nulls(value: object) -> object:
@@ -222,17 +221,13 @@ def encode(
         ValueError: More records are damaged, or one side has no record to train on. Such an error
             of the first side comes before the second is read.
     """
-    corpora: list[Corpus] = []
-    for side, name in zip(sides, ("train", "held_out"), strict=True):
-
-        def report(event: Progress, name: str = name) -> None:
-            if progress is not None:
-                progress(name, event)
-
+    corpora = {}
+    for name, side in zip(("train", "held_out"), sides, strict=True):
+        report = progress and functools.partial(progress, name)
         options = {"workers": workers, "max_corrupt": max_corrupt, "progress": report}
-        corpora.append(write(side, directory / name, encoder=encoder, **options))
-    encoded = Corpora(train=corpora[0], held_out=corpora[1])
-    if (count := sum(len(corpus.corrupt) for corpus in corpora)) > max_corrupt:
+        corpora[name] = write(side, directory / name, encoder=encoder, **options)
+    encoded = Corpora(**corpora)
+    if (count := sum(len(corpus.corrupt) for corpus in corpora.values())) > max_corrupt:
         raise RecordsError(
             f"at most max_corrupt={max_corrupt} records may be damaged, got {count}: mend them, or "
             f"pass max_corrupt={count}\n{encoded}"

@@ -122,13 +122,8 @@ def _vision(
         embedding = model.pooled(features)
         return {"embedding": _unit(embedding) if unit else embedding}
 
-    shape = (*config.image_size, config.channels)
-    return Servable(
-        module=model,
-        call=call,
-        inputs={"images": Tensor(("batch", *shape), "float32")},
-        example={"images": draw.standard_normal((EXAMPLE_ROWS, *shape), np.float32)},
-    )
+    shape = (EXAMPLE_ROWS, *config.image_size, config.channels)
+    return _with_example(model, call, images=draw.standard_normal(shape, np.float32))
 
 
 def _text(
@@ -148,32 +143,21 @@ def _text(
             'config.pooler=None: pass pooling="mean"'
         )
 
-    def embedded(model: TextEncoder, tokens: Array, mask: Array | None) -> dict[str, Array]:
+    def call(model: TextEncoder, *, tokens: Array, mask: Array | None = None) -> dict[str, Array]:
         features = model.features(tokens, mask=mask, attention=attention)
         if kind == "model":
             embedding = model.pooled(features)
         else:
-            counts = jnp.ones_like(tokens) if mask is None else mask
-            embedding = pool(features, mask=counts, kind=kind)  # pyright: ignore[reportArgumentType]
+            embedding = pool(features, mask=mask, kind=kind)  # pyright: ignore[reportArgumentType]
         return {"embedding": _unit(embedding) if normalize else embedding}
 
-    tokens = draw.integers(0, model.config.vocab_size, (EXAMPLE_ROWS, length), dtype=np.int32)
-    tensor = Tensor(("batch", length), "int32")
-    if kind == "model" and pooler is not None and pooler.last:
-        # Trained on sequences that are padded to the full length, without a mask (SigLIP).
-        return Servable(
-            module=model,
-            call=lambda model, *, tokens: embedded(model, tokens, None),
-            inputs={"tokens": tensor},
-            example={"tokens": tokens},
-        )
-    counts = np.arange(length)[None] < draw.integers(1, length + 1, (EXAMPLE_ROWS, 1))
-    return Servable(
-        module=model,
-        call=lambda model, *, tokens, mask: embedded(model, tokens, mask),
-        inputs={"tokens": tensor, "mask": tensor},
-        example={"tokens": tokens, "mask": counts.astype(np.int32)},
-    )
+    shape = (EXAMPLE_ROWS, length)
+    example = {"tokens": draw.integers(0, model.config.vocab_size, shape, dtype=np.int32)}
+    # A pooler of the last token was trained on rows of full length, without a mask (SigLIP).
+    if not (kind == "model" and pooler is not None and pooler.last):
+        mask = np.arange(length)[None] < draw.integers(1, length + 1, (EXAMPLE_ROWS, 1))
+        example["mask"] = mask.astype(np.int32)
+    return _with_example(model, call, **example)
 
 
 def _decoder(
@@ -193,12 +177,14 @@ def _decoder(
         return {"logps": jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]}
 
     shape = (EXAMPLE_ROWS, length)
-    return Servable(
-        module=model,
-        call=call,
-        inputs={"tokens": Tensor(("batch", length), "int32")},
-        example={"tokens": draw.integers(0, model.config.vocab_size, shape, dtype=np.int32)},
-    )
+    tokens = draw.integers(0, model.config.vocab_size, shape, dtype=np.int32)
+    return _with_example(model, call, tokens=tokens)
+
+
+def _with_example(model: Any, call: Callable[..., Any], **example: np.ndarray) -> Servable:
+    """Returns a call whose inputs are those of the example, for any number of rows."""
+    inputs = {k: Tensor(("batch", *x.shape[1:]), str(x.dtype)) for k, x in example.items()}
+    return Servable(module=model, call=call, inputs=inputs, example=example)
 
 
 def _length(length: int, least: int, most: int) -> int:

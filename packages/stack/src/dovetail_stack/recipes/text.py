@@ -7,6 +7,7 @@ tokenizer is trained on the training files only.
 """
 
 import codecs
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -183,7 +184,7 @@ def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[P
             f"a split into train and held-out needs at least 2 files, got {len(files)}: add files, "
             "or cut the text into several"
         )
-    share = {path: _share(path.relative_to(root).as_posix()) for path in files}
+    share = {path: fraction_of(path.relative_to(root).as_posix().encode()) for path in files}
     held = {path for path in files if share[path] < held_out}
     if not held:
         held = {min(files, key=share.__getitem__)}
@@ -192,9 +193,9 @@ def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[P
     return sorted(set(files) - held), sorted(held)
 
 
-def _share(name: str) -> float:
-    """Returns a number in [0, 1) that depends only on `name`."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
+def fraction_of(content: bytes) -> float:
+    """Returns a number in [0, 1) that depends only on `content`."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / 2**48
 
 
 def prepare(
@@ -232,12 +233,7 @@ def prepare(
 
 
 def opened(directory: Path, *, tokenizer: Pretrained | None = None) -> Prepared:
-    """Opens what `prepare` or `encode` wrote below `directory`.
-
-    Args:
-        directory: With both corpora, and the tokenizer of `prepare`.
-        tokenizer: The tokenizer of `encode`.
-    """
+    """Opens what `prepare` wrote below `directory`, or `encode` with a tokenizer from elsewhere."""
     return Prepared(
         tokenizer=tokenizer or Pretrained(directory / TOKENIZER),
         train=Corpus(directory / "train"),
@@ -267,23 +263,10 @@ def encode(
         workers: Processes that tokenize.
         progress: Receives "train" or "held_out", and the writer's event.
     """
-    encoder = Text(tokenizer) if vocab_size is None else within(Text(tokenizer), vocab_size)
-
-    def written(files: Sequence[Path], name: str) -> Corpus:
-        def report(event: Progress) -> None:
-            if progress is not None:
-                progress(name, event)
-
-        return write(
-            text(files),
-            directory / name,
-            encoder=encoder,
-            workers=workers,
-            progress=report,
-        )
-
-    return Prepared(
-        tokenizer=tokenizer,
-        train=written(train, "train"),
-        held_out=written(held_out, "held_out"),
-    )
+    encoder = within(Text(tokenizer), vocab_size)
+    corpora = {}
+    for name, files in {"train": train, "held_out": held_out}.items():
+        report = progress and functools.partial(progress, name)
+        options = {"encoder": encoder, "workers": workers, "progress": report}
+        corpora[name] = write(text(files), directory / name, **options)
+    return Prepared(tokenizer=tokenizer, **corpora)

@@ -6,7 +6,6 @@ import datetime
 import json
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from dovetail_data import (
     Template,
     values,
 )
+from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import generation_defaults
 from dovetail_models.hf.directory import CONFIG_FILE, GENERATION_FILE
 from dovetail_stack.recipes.record_options import CHATML, Conversations, Dialogue
@@ -35,19 +35,14 @@ def template_of(directory: Path, dialogue: Dialogue) -> Template:
 
     A date is also the `date_string` of templates that have this variable, as Llama 3.1.
 
-    Args:
-        directory: Hugging Face directory.
-        dialogue: Settings.
-
-    Raises:
-        ValueError: The directory has no template and `dialogue` names none, or a template is not
-            Jinja.
+    Raises ValueError if neither has a template, or it is not Jinja.
     """
     now = None if dialogue.date is None else datetime.datetime.fromisoformat(dialogue.date)
     if dialogue.template == CHATML:
         return Template.chatml(Pretrained(directory))
+    config = read_json(directory / _CONFIG)
     if dialogue.template is None:
-        if not (directory / TEMPLATE).is_file() and "chat_template" not in _config(directory):
+        if not (directory / TEMPLATE).is_file() and "chat_template" not in config:
             raise ValueError(
                 f"a model must have a chat template to read messages, got {str(directory)!r} with "
                 f"neither {TEMPLATE} nor a chat_template in {_CONFIG}: pass template=chatml, or "
@@ -61,8 +56,7 @@ def template_of(directory: Path, dialogue: Dialogue) -> Template:
                 f"template must be a file or chatml, got template={str(file)!r}: pass a .jinja "
                 "file, or template=chatml"
             )
-        config = _config(directory)
-        bos, eos = (_text(config.get(name)) for name in ("bos_token", "eos_token"))
+        bos, eos = (text_of(config.get(name)) for name in ("bos_token", "eos_token"))
         template = Template(file.read_text(encoding="utf-8"), bos=bos, eos=eos, now=now)
     if now is None or "date_string" not in template.source:
         return template
@@ -72,28 +66,13 @@ def template_of(directory: Path, dialogue: Dialogue) -> Template:
 
 
 def turn_ends(template: Template, tokenizer: Pretrained) -> set[int]:
-    """Returns the special ids with which a template ends a turn of the assistant.
-
-    Args:
-        template: The template.
-        tokenizer: The tokenizer.
-    """
+    """Returns the special ids with which a template ends a turn of the assistant."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (document,) = Chat(tokenizer, template=template)([{"messages": said}])
     if not isinstance(document, Document):  # its conversations have another form
         return set()
-    arrays = document.arrays
-    return answer_ends([arrays["tokens"][arrays["mask"] > 0]], tokenizer)
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    file = directory / _CONFIG
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _text(token: Any) -> str:
-    """Returns the text of a special token, "" for none."""
-    return token.get("content", "") if isinstance(token, dict) else token or ""
+    tokens, mask = (document.arrays[name] for name in ("tokens", "mask"))
+    return answer_ends([tokens[mask > 0]], tokenizer)
 
 
 def chats(tokenizer: Pretrained, template: Template, conversations: Conversations) -> Chat:
@@ -163,11 +142,9 @@ def as_messages(record: Record) -> Record:
 
 
 def held_out_prompts(corpus: Corpus, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns (ids of the prompt, ids of the first trained answer) of the first documents.
+    """Returns (ids of the prompt, ids of the first trained answer) of the first `count` documents.
 
-    Args:
-        corpus: Conversations or pairs; of a pair the chosen answer.
-        count: Number of documents, or all if there are fewer.
+    They are conversations or pairs; of a pair it is the chosen answer.
     """
     name, mask_name = ("chosen", "chosen_mask") if "chosen" in corpus.fields else ("tokens", "mask")
     prompts = []
@@ -183,9 +160,7 @@ def held_out_prompts(corpus: Corpus, count: int) -> list[tuple[np.ndarray, np.nd
 def answer_ends(answers: Iterable[Sequence[int] | np.ndarray], tokenizer: Pretrained) -> set[int]:
     """Returns the special ids that end answers: the template's end of a turn.
 
-    Args:
-        answers: Trained ids of each answer. Spaces may follow its end, as in ChatML.
-        tokenizer: The tokenizer.
+    Each answer is its trained ids. Spaces may follow its end, as in ChatML.
     """
     ends: set[int] = set()
     for answer in answers:
@@ -203,10 +178,6 @@ def add_ends(directory: Path, ids: Collection[int]) -> None:
 
     A model that was tuned with another template than its own ends its turns by another id. Files
     that name all ids are left as they are.
-
-    Args:
-        directory: Hugging Face directory.
-        ids: Ids of its tokenizer.
     """
     known = generation_defaults(directory).eos_ids
     if set(ids) <= set(known):

@@ -6,7 +6,6 @@ A text's vector is the mean over its tokens, of norm 1. All other texts of a bat
 those of its record are negatives.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dovetail_data import Pretrained
+from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import Decoder, abstract, load, load_encoder
 from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes.continuation import check_positions, optimizer
@@ -35,10 +35,8 @@ def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
     """
     directory = resolve(directory)
     config = abstract(directory).config
-    file = directory / "tokenizer_config.json"
-    named = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    end = named.get("sep_token")
-    tokenizer = Pretrained(directory, eos=end.get("content") if isinstance(end, dict) else end)
+    end = text_of(read_json(directory / "tokenizer_config.json").get("sep_token"))
+    tokenizer = Pretrained(directory, eos=end or None)
     check_ends(tokenizer, config.vocab_size)
     check_positions(config, length=length)
     return config, tokenizer

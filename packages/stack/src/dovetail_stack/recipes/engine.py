@@ -92,12 +92,8 @@ def engine(
 def end_ids(directory: Path, vocab_size: int) -> tuple[int, ...] | None:
     """Returns the ids that end a text, as the directory says. None: it says none.
 
-    Ids that the model does not have are left out, since they never come.
-
-    Args:
-        directory: Hugging Face directory, or an output of `dovetail quantize`. It may have no
-            config.json, as the directory of a tokenizer.
-        vocab_size: Rows of the model's embedding.
+    Ids that a model of `vocab_size` rows does not have are left out, since they never come. The
+    directory of a tokenizer has no config.json.
     """
     if not (directory / CONFIG_FILE).is_file():
         return None
@@ -121,12 +117,8 @@ def suggested(directory: Path) -> dict[str, Any]:
 def sampling_of(directory: Path, **options: Any) -> Sampling:
     """Returns the sampling that a directory suggests: the likeliest tokens if it suggests none.
 
-    Args:
-        directory: Hugging Face directory, or an output of `dovetail quantize`.
-        **options: Options of `dovetail_infer.Sampling`, which replace those of the directory.
-
-    Raises:
-        ValueError: The directory suggests what is not possible, or an option is out of range.
+    Options of `dovetail_infer.Sampling` replace those of the directory. Raises ValueError for what
+    is not possible.
     """
     theirs = {"temperature": 0, **suggested(directory)}
     try:
@@ -142,9 +134,7 @@ def sampling_of(directory: Path, **options: Any) -> Sampling:
 def suggestion(directory: Path, used: Mapping[str, Any]) -> str:
     """Returns a line of the options that a directory suggests and others are used; empty if none.
 
-    Args:
-        directory: Hugging Face directory.
-        used: The options that are used, by name of `Sampling`. Others are not compared.
+    Only those in `used`, by name of `Sampling`, are compared.
     """
     others = {k: v for k, v in suggested(directory).items() if k in used and used[k] != v}
     shown = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in others.items())
@@ -155,11 +145,7 @@ def suggestion(directory: Path, used: Mapping[str, Any]) -> str:
 def config_of(directory: Path) -> Config:
     """Returns the configuration of the decoder that `load` loads. Reads no weights.
 
-    Args:
-        directory: Hugging Face directory, or an output of `dovetail quantize`.
-
-    Raises:
-        ValueError: The directory has another kind of model, or files that do not fit.
+    Raises ValueError for another kind of model, and files that do not fit.
     """
     quantized = (directory / DESCRIPTION).is_file()
     outline = parse(read_config(directory)) if quantized else directory

@@ -7,7 +7,6 @@ off, or its log-probabilities are a field of the rows, or a frozen copy is train
 """
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,6 @@ scorer = functools.partial(tune.token_logps, attention=attention)
 def reference_of(preferring: Preferring, tuning: Adapting) -> Any:
     """Returns the reference of a run, as `dovetail_tune` has them, or None.
 
-    Args:
-        preferring: The loss.
-        tuning: Settings.
-
     Example:
 
         >>> reference_of(Preferring(), Adapting())
@@ -65,12 +60,7 @@ def reference_of(preferring: Preferring, tuning: Adapting) -> Any:
 
 
 def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
-    """Returns the loss over batches of pairs.
-
-    Args:
-        preferring: The loss.
-        tuning: Settings.
-    """
+    """Returns the loss over batches of pairs."""
     name, reference = preferring.loss, reference_of(preferring, tuning)
     beta = BETAS[name] if preferring.beta is None else preferring.beta
     options: dict[str, Any] = {"beta": beta, "scorer": scorer}
@@ -85,16 +75,6 @@ def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
     loss = losses[name](**options)
     loss.rows = 2  # of kto too: the rows of a pair are told apart by their place
     return loss
-
-
-def with_fields(preferring: Preferring, batches: Iterator[Any]) -> Iterator[Any]:
-    """Returns the batches with the fields that the loss needs of other rows.
-
-    Args:
-        preferring: The loss.
-        batches: Batches of pairs.
-    """
-    return tune.with_mismatched(batches) if _is_mismatched(preferring) else batches
 
 
 def _is_mismatched(preferring: Preferring) -> bool:
@@ -153,7 +133,7 @@ def preferring_recipe(
         decoder=decoder,
         finished=lambda module: adapters.merged(decoder(module), tuning),
         fields=_fields(preferring, tuning, field=isinstance(reference, tune.Field)),
-        batches=lambda batches: with_fields(preferring, batches),
+        batches=tune.with_mismatched if _is_mismatched(preferring) else lambda batches: batches,
     )
 
 

@@ -26,11 +26,7 @@ def in_precision(model: nnx.Module, precision: str) -> nnx.Module:
     """Returns the model with its parameters in the dtype of a step, as the trainer casts them.
 
     A reference in float32 beside a policy in bfloat16 would have other log-probabilities, and the
-    log-ratios would not begin at 0.
-
-    Args:
-        model: A fresh model. It is changed.
-        precision: "float32" or "bfloat16".
+    log-ratios would not begin at 0. The model is changed.
     """
     if precision == "float32":
         return model

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import Decoder, save
 from dovetail_models.hf import safetensors
 from dovetail_stack.recipes import adapters
@@ -32,8 +33,7 @@ _LANGUAGE, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
 
 def loss_of(rewarding: Rewarding) -> Loss:
     """Returns the loss of Bradley and Terry's model over pairs."""
-    margin = rewarding.margin
-    return reward_model(center=rewarding.center, margin=margin, attention=attention)
+    return reward_model(center=rewarding.center, margin=rewarding.margin, attention=attention)
 
 
 def trainable(tuning: Adapting) -> Any:
@@ -44,11 +44,9 @@ def trainable(tuning: Adapting) -> Any:
 
 
 def headed(decoder: Decoder, tuning: Adapting) -> RewardModel:
-    """Returns a reward model over a decoder. Its head has a variance of 1 / (D + 1) (2009.01325).
+    """Returns a reward model over a decoder.
 
-    Args:
-        decoder: The decoder.
-        tuning: Settings; the seed draws the head.
+    The seed draws the head, with a variance of 1 / (D + 1) (2009.01325).
     """
     width = decoder.config.embed
     draw = nnx.initializers.normal((width + 1) ** -0.5)
@@ -137,11 +135,9 @@ def save_classifier(model: Any, path: Path, *, like: Path) -> None:
 
 def _pad_id(directory: Path) -> int | None:
     """Returns the id of the tokenizer's padding, unless it ends texts too."""
-    file = directory / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    names = [config.get(key) for key in ("pad_token", "eos_token")]
-    pad, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
-    if pad is None or pad == eos:
+    config = read_json(directory / "tokenizer_config.json")
+    pad, eos = (text_of(config.get(key)) for key in ("pad_token", "eos_token"))
+    if not pad or pad == eos:
         return None
     vocabulary = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     return next((t["id"] for t in vocabulary["added_tokens"] if t["content"] == pad), None)

@@ -81,12 +81,7 @@ class Samples:
         return {}
 
     def write(self, module: nnx.Module, step: int) -> None:
-        """Appends the samples of a module. Every process calls it.
-
-        Args:
-            module: The module, as trained.
-            step: Number of updates that it had.
-        """
+        """Appends the samples of a module that had `step` updates. Every process calls it."""
         model = gathered(self._decoder(module))
         if not is_first():
             return

@@ -18,10 +18,5 @@ class DecoderTwin(Twin):
     def configure(
         self, *, scan: bool | None = None, remat: Remat | bool | None = None
     ) -> "DecoderTwin":
-        """Returns both over the same parameters, with other execution options of the trained one.
-
-        Args:
-            scan: See `Decoder.configure`.
-            remat: See `Decoder.configure`.
-        """
+        """Returns both over the same parameters, the trained one with other options."""
         return DecoderTwin(self.trained.configure(scan=scan, remat=remat), self.frozen)

@@ -23,7 +23,7 @@ from dovetail_checkpoint import DamageError, Store, load, only, verify
 from dovetail_models import Decoder, abstract
 from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
-from dovetail_serve import Platform, export
+from dovetail_serve import Bundle, Platform, export
 from dovetail_stack.recipes import quantization
 from dovetail_stack.recipes.options import CHECKPOINTS
 from dovetail_stack.recipes.sentences import follow
@@ -91,14 +91,8 @@ def bundle_encoder(
     )
     digest = _digest_of(source, modules.folders)
     provenance = {"source": source.resolve().name, "files": f"sha256:{digest}"}
-    return save(
-        ready,
-        out,
-        batch_sizes=batch_sizes,
-        platforms=platforms,
-        provenance=provenance,
-        limit_s=limit_s,
-    )
+    bundle = _exported(ready, batch_sizes, platforms, provenance, limit_s)
+    return bundle.save(out)
 
 
 def bundle_run(
@@ -142,41 +136,24 @@ def bundle_run(
     digest = verified_digest(directory)
     module = _restored(directory, model, ema=ema)
     provenance = {"checkpoint": digest, "step": directory.name, "run": root.name}
-    return save(
-        serve(module),
-        out,
-        batch_sizes=batch_sizes,
-        platforms=platforms,
-        provenance=provenance,
-        limit_s=limit_s,
-    )
+    bundle = _exported(serve(module), batch_sizes, platforms, provenance, limit_s)
+    return bundle.save(out)
 
 
-def save(
+def _exported(
     ready: Servable,
-    out: str | Path,
-    *,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    platforms: Sequence[str | Platform] = PLATFORMS,
+    batch_sizes: Sequence[int],
+    platforms: Sequence[str | Platform],
     provenance: Mapping[str, str],
-    limit_s: float = LIMIT_S,
-) -> str:
-    """Exports and writes a module with its call. Returns the digest of the bundle.
-
-    Args:
-        ready: The module and its call.
-        out: New directory.
-        batch_sizes: As for `dovetail_serve.export`.
-        platforms: As for `dovetail_serve.export`.
-        provenance: Texts to store.
-        limit_s: As for `dovetail_serve.export`.
-    """
+    limit_s: float,
+) -> Bundle:
+    """Exports a module with its call, see `dovetail_serve.export`."""
     graph, weights = nnx.split(ready.module)
 
     def fn(weights: Any, **inputs: Any) -> Mapping[str, Any]:
         return ready.call(nnx.merge(graph, weights), **inputs)
 
-    bundle = export(
+    return export(
         fn,
         weights,
         inputs=ready.inputs,
@@ -186,21 +163,13 @@ def save(
         provenance=provenance,
         limit_s=limit_s,
     )
-    return bundle.save(out)
 
 
 def read(source: Path, *, dtype: str | None = None) -> Any:
     """Loads the model of a directory for export.
 
     Quantized weights have products that every platform compiles, and experts in float multiply
-    their own tokens alone.
-
-    Args:
-        source: Hugging Face directory, or an output of `dovetail quantize`.
-        dtype: Dtype of the weights. Default: as in the files.
-
-    Raises:
-        ValueError: A dtype is given for quantized weights.
+    their own tokens alone. Raises ValueError if a dtype is given for quantized weights.
     """
     if (source / DESCRIPTION).is_file():
         if dtype is not None:
@@ -254,7 +223,7 @@ def _step(root: Path, step: int | None) -> Path:
 def _restored(step: Path, model: nnx.Module, *, ema: bool) -> nnx.Module:
     """Returns a module like `model` with the arrays of a step."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    wanted = jax.tree.map(_abstract, nnx.to_pure_dict(params))
+    wanted, others = (jax.tree.map(_abstract, nnx.to_pure_dict(x)) for x in (params, rest))
     if ema:
         averages = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), wanted)
         loaded = load(step, {"ema": averages}, item="train", rules=[only("ema.**")])["ema"]
@@ -262,7 +231,6 @@ def _restored(step: Path, model: nnx.Module, *, ema: bool) -> nnx.Module:
     else:
         loaded = load(step, wanted, item="params")
     nnx.replace_by_pure_dict(params, loaded)
-    others = jax.tree.map(_abstract, nnx.to_pure_dict(rest))
     if jax.tree.leaves(others):
         loaded = load(step, {"rest": others}, item="train", rules=[only("rest.**")])
         nnx.replace_by_pure_dict(rest, loaded["rest"])

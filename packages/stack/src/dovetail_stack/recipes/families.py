@@ -48,7 +48,8 @@ def decoders() -> dict[str, Callable[..., Config]]:
         >>> sorted(decoders())[:3]
         ['deepseek_v2', 'deepseek_v3', 'gemma']
     """
-    return {name: build for name, build in _builders().items() if _returns_decoder(build)}
+    hints = {name: typing.get_type_hints(build) for name, build in _builders().items()}
+    return {name: build for name, build in _builders().items() if hints[name]["return"] is Config}
 
 
 def _builders() -> dict[str, Callable[..., Any]]:
@@ -59,10 +60,6 @@ def _builders() -> dict[str, Callable[..., Any]]:
         for name, value in public.items()
         if inspect.isfunction(value) and value.__module__ == f"dovetail_models.families.{name}"
     }
-
-
-def _returns_decoder(builder: Callable[..., Any]) -> bool:
-    return typing.get_type_hints(builder)["return"] is Config
 
 
 def _builder(family: str) -> Callable[..., Config]:
@@ -98,32 +95,24 @@ def completed(shape: Shape) -> Shape:
         return shape
     assert shape.family is not None  # as `Shape` sets it
     takes = inspect.signature(_builder(shape.family)).parameters
-    mixture, latent = "experts" in takes, "attention" in takes
-    used = {
-        "kv_heads": "kv_heads" in takes,
-        "mlp": latent or not mixture,
-        **dict.fromkeys(("experts", "active_experts", "expert_mlp"), mixture),
-    }
-    for name, used_here in used.items():
-        if getattr(shape, name) and not used_here:
+    mixture, active, mlp = "experts" in takes, shape.active_experts or ACTIVE, shape.mlp or MLP
+    defaults = {"kv_heads": 1} if "kv_heads" in takes else {}
+    if "attention" in takes or not mixture:  # latent attention comes with dense layers too
+        defaults["mlp"] = MLP
+    if mixture:
+        defaults |= {"experts": EXPERTS, "active_experts": ACTIVE, "expert_mlp": mlp // active}
+    for name in ("kv_heads", "mlp", "experts", "active_experts", "expert_mlp"):
+        if getattr(shape, name) and name not in defaults:
             raise ValueError(
                 f"{name} must be an option of the family, got {name}={getattr(shape, name)}, "
                 f"family={shape.family}, {_reason(name, mixture=mixture)}"
             )
-    active, mlp = shape.active_experts or ACTIVE, shape.mlp or MLP
     if mixture and not shape.expert_mlp and mlp % active:
         raise ValueError(
             f"active_experts must divide the width of a dense layer, got active_experts={active}, "
             f"mlp={mlp}: pass expert_mlp= the width of an expert"
         )
-    defaults = {
-        "kv_heads": 1,
-        "mlp": mlp,
-        "experts": EXPERTS,
-        "active_experts": active,
-        "expert_mlp": mlp // active,
-    }
-    sizes = {k: getattr(shape, k) or defaults[k] for k, used_here in used.items() if used_here}
+    sizes = {name: getattr(shape, name) or default for name, default in defaults.items()}
     return dataclasses.replace(shape, **sizes)
 
 

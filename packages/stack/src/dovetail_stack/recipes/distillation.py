@@ -30,45 +30,6 @@ from dovetail_train import Trainer
 from dovetail_tune import TRAINED, gkd
 
 
-def trainer(
-    student: Config,
-    distillation: Distillation,
-    *,
-    training: Training,
-    steps: int,
-    mesh: AnyMesh | None = None,
-    operations: float | None = None,
-) -> Trainer:
-    """Returns the student's trainer: the optimizer of pretraining and both terms of the loss.
-
-    A mixture also has the balance loss of pretraining.
-
-    Args:
-        student: The student.
-        distillation: Temperature and weight of the teacher.
-        training: Settings.
-        steps: Steps of the learning-rate schedule.
-        mesh: Devices. Default: the first one.
-        operations: Model FLOPs per step.
-    """
-    loss = gkd(
-        temperature=distillation.temperature,
-        nll=True,
-        balance=is_mixture(student),
-        attention=attention,
-    )
-    weights = {"kl": distillation.alpha, "nll": 1 - distillation.alpha}
-    return make_trainer(
-        training,
-        transformation(student, training, steps=steps),
-        loss,
-        mesh=mesh,
-        trainable=TRAINED,
-        weights=weights | balance_weights(student, training),
-        operations=operations,
-    )
-
-
 def distilling(
     config: Config,
     teacher: Path,
@@ -78,6 +39,8 @@ def distilling(
     mesh: AnyMesh | None = None,
 ) -> Recipe:
     """Returns a recipe that trains a fresh student beside the teacher of a Hugging Face directory.
+
+    The optimizer is that of pretraining. A mixture also has the balance loss of pretraining.
 
     Args:
         config: The student.
@@ -92,9 +55,24 @@ def distilling(
         student = configured(init(config, mesh=here(mesh), seed=training.seed), training)
         return DecoderTwin(grouped(student, mesh), grouped(guide, mesh))
 
-    def operations() -> float:
+    def trainer(steps: int) -> Trainer:
+        loss = gkd(
+            temperature=distillation.temperature,
+            nll=True,
+            balance=is_mixture(config),
+            attention=attention,
+        )
+        weights = {"kl": distillation.alpha, "nll": 1 - distillation.alpha}
         forward = step_flops(abstract(teacher).config, training, training=False)
-        return step_flops(config, training) + forward
+        return make_trainer(
+            training,
+            transformation(config, training, steps=steps),
+            loss,
+            mesh=mesh,
+            trainable=TRAINED,
+            weights=weights | balance_weights(config, training),
+            operations=step_flops(config, training) + forward,
+        )
 
     def outline() -> DecoderTwin:
         return DecoderTwin(
@@ -103,14 +81,7 @@ def distilling(
 
     return Recipe(
         batching=training,
-        trainer=lambda steps: trainer(
-            config,
-            distillation,
-            training=training,
-            steps=steps,
-            mesh=mesh,
-            operations=operations(),
-        ),
+        trainer=trainer,
         model=models,
         outline=outline,
         trainable=TRAINED,

@@ -25,10 +25,6 @@ from dovetail_stack.recipes.fitting import (
 from dovetail_stack.recipes.options import BALANCE, Training
 from dovetail_train import Trainer, lm_loss
 
-# Of the groups of `rules`, for the learning rates in the metrics.
-_TITLES = {"**.layers.**.router.**": "routers", "**.layers.**.experts.*.kernel": "experts"}
-_TITLES |= {"**.layers.**.kernel": "matrices", "**": "others"}
-
 
 def schedule(peak: float, *, steps: int) -> optax.Schedule:
     """Linear warm-up over the first 5 % of `steps`, cosine decay to 5 % of `peak` at the last."""
@@ -40,8 +36,10 @@ def schedule(peak: float, *, steps: int) -> optax.Schedule:
 
 def rules(
     training: Training, *, steps: int, mixture: bool = False, shardings: Any = "auto"
-) -> list[tuple[str, optax.GradientTransformation]]:
+) -> list[tuple[str, optax.GradientTransformation, str]]:
     """Returns the optimizer of each group of parameters, for `dovetail_optim.route` and `explain`.
+
+    The third entry of a rule names its learning rate in the metrics.
 
     Muon (Jordan et al. 2024) takes the matrices of the layers: it reached AdamW's loss in 0.7 of
     its steps on the quickstart's model (benchmarks/optimizers.py). Projections to and from the
@@ -76,13 +74,13 @@ def rules(
 
     others = optax.adam(schedule(training.learning_rate, steps=steps), b2=0.95)
     of_mixtures = [
-        ("**.layers.**.router.**", others),
-        ("**.layers.**.experts.*.kernel", matrices("e i o -> e, i, o")),
+        ("**.layers.**.router.**", others, "routers"),
+        ("**.layers.**.experts.*.kernel", matrices("e i o -> e, i, o"), "experts"),
     ]
     return [
         *(of_mixtures if mixture else ()),
-        ("**.layers.**.kernel", matrices("i o -> , i, o")),
-        ("**", others),
+        ("**.layers.**.kernel", matrices("i o -> , i, o"), "matrices"),
+        ("**", others, "others"),
     ]
 
 
@@ -98,8 +96,7 @@ def optimizer(
         shardings: See `rules`.
     """
     groups = rules(training, steps=steps, mixture=mixture, shardings=shardings)
-    named = [(pattern, tx, _TITLES[pattern]) for pattern, tx in groups]
-    return optax.chain(optax.clip_by_global_norm(1.0), route(named))
+    return optax.chain(optax.clip_by_global_norm(1.0), route(groups))
 
 
 def trainer(

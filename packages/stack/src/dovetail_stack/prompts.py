@@ -8,7 +8,6 @@ the model. Other keys are options of `dovetail_infer.Sampling`, which replace th
 
 import dataclasses
 import difflib
-import functools
 import hashlib
 import json
 import math
@@ -170,22 +169,20 @@ def encode(
             leaves no room for one.
         ValueError: The template is needed, and missing or wrong.
     """
-    kinds = {r.index: MESSAGES if MESSAGES in r.source else PROMPT for r in requests}
     ids: dict[int, Any] = {}
-    for kind in sorted(set(kinds.values())):
+    for kind in (MESSAGES, PROMPT):
+        members = [request for request in requests if kind in request.source]
+        if not members:
+            continue
         template = template_of(directory, dialogue or Dialogue()) if kind == MESSAGES else None
         encoder = Prompt(tokenizer, template=template, field=kind)
-        members = [request for request in requests if kinds[request.index] == kind]
         for start in range(0, len(members), _ENCODED):
             some = members[start : start + _ENCODED]
             for request, document in zip(some, encoder([r.source for r in some]), strict=True):
-                ids[request.index] = _checked(document, request.index, max_length)
-                check_ids(
-                    ids[request.index],
-                    tokenizer,
-                    vocab_size,
-                    where=f"line {request.index + 1} of the prompts",
-                )
+                where = f"line {request.index + 1} of the prompts"
+                tokens = _checked(document, where, max_length)
+                check_ids(tokens, tokenizer, vocab_size, where=where)
+                ids[request.index] = tokens
     return [ids[request.index] for request in requests]
 
 
@@ -207,8 +204,8 @@ def check_ids(
         )
 
 
-def _checked(document: Any, index: int, max_length: int) -> Any:
-    where = f"line {index + 1} of the prompts"
+def _checked(document: Any, where: str, max_length: int) -> Any:
+    """Returns the ids of a prompt."""
     if isinstance(document, Corrupt):
         raise RefusedError(f"{where}: {document.error}")
     if document is None:
@@ -236,24 +233,21 @@ def generated(
     """
     pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="dovetail-prompts")
     begun: deque[tuple[Sequence[Request], Future[Sequence[Completion]]]] = deque()
+
+    def oldest() -> list[tuple[Request, Completion]]:
+        window, completions = begun.popleft()
+        return list(zip(window, completions.result(), strict=True))
+
     try:
         for start in range(0, len(requests), WINDOW):
             if len(begun) == AHEAD:
-                yield _finished(*begun.popleft())
-            window = requests[start : start + WINDOW]
-            options = [request.sampling for request in window]
-            work = functools.partial(generate, prompts[start : start + WINDOW], options)
-            begun.append((window, pool.submit(work)))
+                yield oldest()
+            window, ids = requests[start : start + WINDOW], prompts[start : start + WINDOW]
+            begun.append((window, pool.submit(generate, ids, [r.sampling for r in window])))
         while begun:
-            yield _finished(*begun.popleft())
+            yield oldest()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _finished(
-    window: Sequence[Request], completions: Future[Sequence[Completion]]
-) -> list[tuple[Request, Completion]]:
-    return list(zip(window, completions.result(), strict=True))
 
 
 def described(completion: Completion) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dovetail_models._durable import sync
@@ -52,12 +51,7 @@ class Results:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     def _lock(self) -> None:
@@ -79,49 +73,42 @@ class Results:
         with self._file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.endswith(b"\n"):
-                    self._add(line, number)
-                    end += len(line)
-                elif line[: len(_OPENING)] != _OPENING[: len(line)]:
-                    raise self._refusal(number, "no result")
+                    fault, end = self._add(line), end + len(line)
+                else:  # of a killed writer, if it is the beginning of a result
+                    fault = "" if line[: len(_OPENING)] == _OPENING[: len(line)] else "no result"
+                if fault:
+                    raise RefusedError(
+                        "a file of results must have results of the same prompts, options and "
+                        f"weights alone, got {fault} in line {number} of {str(self._file)!r}: name "
+                        "another --out, or delete the line"
+                    )
         return end
 
-    def _add(self, line: bytes, number: int) -> None:
+    def _add(self, line: bytes) -> str:
+        """Adds the result of a line to `done`. Returns its fault, or an empty text."""
         try:
             result = json.loads(line)
             index, digest = result[INDEX], result[DIGEST]
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._refusal(number, "no result") from error
+        except (ValueError, TypeError, KeyError):
+            return "no result"
         if index not in range(len(self._digests)):
-            raise self._refusal(number, f"index={index} for {len(self._digests)} prompts")
+            return f"index={index} for {len(self._digests)} prompts"
         if index in self.done:
-            raise self._refusal(number, f"a second result of index={index}")
+            return f"a second result of index={index}"
         if digest != self._digests[index]:
-            raise self._refusal(
-                number, f"a result of index={index} for another prompt, other options or weights"
-            )
+            return f"a result of index={index} for another prompt, other options or weights"
         self.done.add(index)
-
-    def _refusal(self, number: int, got: str) -> RefusedError:
-        return RefusedError(
-            f"a file of results must have results of the same prompts, options and weights alone, "
-            f"got {got} in line {number} of {str(self._file)!r}: name another --out, or delete "
-            "the line"
-        )
+        return ""
 
     def write(self, results: Mapping[int, Mapping[str, Any]]) -> None:
         """Appends results by index, and returns when they are on the disk.
 
         Raises OSError, for example on a full disk. The file then ends as before.
         """
-        lines = (
-            json.dumps(
-                {INDEX: index, **values, DIGEST: self._digests[index]},
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-            for index, values in results.items()
-        )
-        content = "".join(f"{line}\n" for line in lines).encode()
+        content = b""
+        for index, values in results.items():
+            line = {INDEX: index, **values, DIGEST: self._digests[index]}
+            content += json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         end = os.fstat(self._opened.fileno()).st_size
         try:
             while content:

@@ -89,15 +89,11 @@ def check_devices() -> Iterator[Finding]:
         return
     kinds = sorted({device.device_kind for device in devices})
     state = f"{len(devices)} × {', '.join(kinds)} ({jax.default_backend()})"
-    unused_gpu = jax.default_backend() == "cpu" and shutil.which("nvidia-smi") is not None
-    if unused_gpu:
-        yield Finding(
-            subject="devices",
-            state=f"{state}; the machine has an NVIDIA driver that JAX does not use",
-            install=(f"jax[cuda13]=={jax.__version__}",),
-        )
-    else:
-        yield Finding(subject="devices", state=state)
+    install = ()
+    if jax.default_backend() == "cpu" and shutil.which("nvidia-smi") is not None:
+        state += "; the machine has an NVIDIA driver that JAX does not use"
+        install = (f"jax[cuda13]=={jax.__version__}",)
+    yield Finding(subject="devices", state=state, install=install)
 
 
 def diagnose() -> list[Finding]:
@@ -111,15 +107,11 @@ def diagnose() -> list[Finding]:
 
 def remedies(findings: Sequence[Finding]) -> list[str]:
     """Returns commands for the findings. One command installs all packages together."""
+    commands = [finding.remedy for finding in findings if finding.remedy]
     wanted = [requirement for finding in findings for requirement in finding.install]
-    others = [finding.remedy for finding in findings if finding.remedy]
-    return [*([_install(wanted)] if wanted else []), *others]
-
-
-def _install(requirements: Sequence[str]) -> str:
-    """Returns a command for pip, or for uv in environments without pip."""
-    if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "install", *requirements]
-    else:
-        command = ["uv", "pip", "install", "--python", sys.executable, *requirements]
-    return shlex.join(command)
+    if wanted:
+        install = [sys.executable, "-m", "pip", "install"]
+        if importlib.util.find_spec("pip") is None:  # an environment of uv
+            install = ["uv", "pip", "install", "--python", sys.executable]
+        commands.insert(0, shlex.join([*install, *wanted]))
+    return commands

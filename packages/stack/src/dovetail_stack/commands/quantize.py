@@ -39,13 +39,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group",
         type=int,
-        default=None,
         help="inputs per scale (4 bits: the largest of 128, 64, 32, 16 to divide; 8: all)",
     )
     parser.add_argument(
         "--method",
         choices=("absmax", "gptq", "awq"),
-        default=None,
         help="absmax rounds to nearest, the others calibrate (8 bits: absmax; 4: gptq)",
     )
     parser.add_argument(
@@ -65,19 +63,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     text = parser.add_argument_group("text")
     text.add_argument(
-        "--text",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="directory of UTF-8 text, to calibrate and measure",
+        "--text", type=Path, metavar="DIR", help="directory of UTF-8 text, to calibrate and measure"
     )
     text.add_argument("--pattern", default="**/*", metavar="GLOB", help=PATTERN_HELP)
     text.add_argument(
         "--rows", type=int, default=128, help="rows for calibration; as many are held out (128)"
     )
-    text.add_argument(
-        "--length", type=int, default=None, help=f"tokens of a row ({LENGTH}, or the model's most)"
-    )
+    text.add_argument("--length", type=int, help=f"tokens of a row ({LENGTH}, or the model's most)")
     add_json(parser)
 
 

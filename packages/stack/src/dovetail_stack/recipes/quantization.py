@@ -278,20 +278,18 @@ def measure(
         rows: Held-out rows, or None.
         starved: Sites with too few rows.
     """
-    receipt = Receipt(
+    report = bits = None
+    if rows is not None:
+        sizes = {"length": rows.length, "stride": max(1, rows.length // 2), "rows_per_batch": BATCH}
+        before, after = (bits_per_byte(m, rows.corpus, **sizes) for m in (model, quantized))
+        report, bits = quant.report(model, quantized, rows.held_out), (before, after)
+    return Receipt(
         plan=plan,
         bytes_before=parameter_bytes(model),
         bytes_after=parameter_bytes(quantized),
         starved=starved,
-    )
-    if rows is None:
-        return receipt
-    sizes = {"length": rows.length, "stride": max(1, rows.length // 2), "rows_per_batch": BATCH}
-    bits = [bits_per_byte(m, rows.corpus, **sizes) for m in (model, quantized)]
-    return dataclasses.replace(
-        receipt,
-        report=quant.report(model, quantized, rows.held_out),
-        bits_per_byte=(bits[0], bits[1]),
+        report=report,
+        bits_per_byte=bits,
     )
 
 

@@ -9,6 +9,7 @@ equal records are on one side. No record is cut: one that is longer than a row i
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -100,29 +101,27 @@ def opened(files: Sequence[str | Path], *, json_columns: Sequence[str] = ()) -> 
     Raises ValueError for absent files, for other kinds and for several, and for `json_columns` of
     JSON lines. Raises RecordsError for a file of text.
     """
-    endings = {file: _ending(file) for file in files}
-    for file, ending in endings.items():
-        if ending in _TEXTS and Path(file).is_file():
-            first = Path(file).read_text("utf-8", "replace").partition("\n")[0]
+    names = [str(file) for file in files]
+    for name in names:
+        if _ending(name) in _TEXTS and Path(name).is_file():
+            first = Path(name).read_text("utf-8", "replace").partition("\n")[0]
             raise RecordsError(
                 f'records must be lines of JSON, such as {{"messages": [...]}}, or Parquet, got '
-                f"{file} with line 1 {first[:60]!r}: write a file .jsonl, or train on text by "
+                f"{name} with line 1 {first[:60]!r}: write a file .jsonl, or train on text by "
                 "dovetail train continue --text DIR"
             )
-    readers = {_READERS.get(ending) for ending in endings.values()}
-    if None in readers or len(readers) != 1:
+    readers = {_READERS.get(_ending(name)) for name in names}
+    reader = readers.pop() if len(readers) == 1 else None
+    if reader is None:
         raise ValueError(
             f"records must be files of one kind, {', '.join(_READERS)}, got "
-            f"{', '.join(str(file) for file in files) or 'none'}: pass records= files of one kind"
+            f"{', '.join(names) or 'none'}: pass records= files of one kind"
         )
-    if absent := [str(file) for file in files if not Path(file).exists()]:
+    if absent := [name for name in names if not Path(name).exists()]:
         raise ValueError(
             f"records must be files, got records={absent[0]}, which does not exist: correct the "
             "path"
         )
-    (reader,) = readers
-    assert reader is not None
-    names = [str(file) for file in files]
     if not json_columns:
         return reader(names)
     if reader is not parquet:
@@ -133,7 +132,7 @@ def opened(files: Sequence[str | Path], *, json_columns: Sequence[str] = ()) -> 
     return parquet(names, json_columns=json_columns)
 
 
-def _ending(file: str | Path) -> str:
+def _ending(file: str) -> str:
     name = Path(file).name
     return Path(name.removesuffix(compression.suffix(name))).suffix
 
@@ -149,14 +148,8 @@ def split(source: Source, *, held_out: float, form: Form) -> tuple[Share, Share]
     Raises:
         RecordsError: There are fewer than two different records.
     """
-    numbers = np.array(
-        [
-            number_of(record)
-            for input_part in source.parts()
-            for record in source.read(input_part)
-            if not isinstance(record, Corrupt)
-        ]
-    )
+    records = itertools.chain.from_iterable(map(source.read, source.parts()))
+    numbers = np.array([number_of(x) for x in records if not isinstance(x, Corrupt)])
     if len(np.unique(numbers)) < 2:
         raise RecordsError(
             f"a split into train and held-out needs at least 2 different records, got "

@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+RUN_FILE = "run.json"  # of `dovetail train`
 EXPORT = "hf"  # where `dovetail train` exports, inside the run
 QUANTIZED = "quantization.json"  # what a directory of `dovetail quantize` has
 
@@ -19,15 +20,20 @@ def refuse_quantized(directory: Path, command: str) -> None:
 
 def locate(path: Path) -> Path:
     """Returns the Hugging Face directory: `path`, the export of the run `path`, or a Hub id's."""
+    from dovetail_models.hf.errors import FilesError
     from dovetail_models.hf.foreign import conversion
     from dovetail_models.hf.hub import resolve
 
     path = resolve(path)
     for directory in (path, path / EXPORT):
         if (directory / "config.json").is_file():
-            _check_weights(directory)
-            return directory
-    if (path / "run.json").is_file():
+            if any(directory.glob("*.safetensors")):
+                return directory
+            raise FilesError(
+                f"a model is config.json with *.safetensors, got {str(directory)!r} without any: "
+                + (conversion(directory) or "copy the whole directory, or name another")
+            )
+    if (path / RUN_FILE).is_file():
         raise ValueError(
             f"the run {str(path)!r} has not exported a model yet: let it finish with "
             f"dovetail train --out {path}"
@@ -37,14 +43,3 @@ def locate(path: Path) -> Path:
         f"got {str(path)!r}{'' if path.exists() else ', which does not exist'}: "
         + (conversion(path) or "pass a finished run of dovetail train, or a Hugging Face directory")
     )
-
-
-def _check_weights(directory: Path) -> None:
-    from dovetail_models.hf.errors import FilesError
-    from dovetail_models.hf.foreign import conversion
-
-    if not any(directory.glob("*.safetensors")):
-        raise FilesError(
-            f"a model is config.json with *.safetensors, got {str(directory)!r} without any: "
-            + (conversion(directory) or "copy the whole directory, or name another")
-        )

@@ -18,12 +18,12 @@ from typing import Any
 
 from dovetail_stack._command import DONE, add_action, add_json
 from dovetail_stack.commands.arguments import add_model, add_new_directory, check_new
-from dovetail_stack.model_directory import EXPORT, locate
+from dovetail_stack.model_directory import EXPORT, RUN_FILE, locate
 from dovetail_stack.parsing import Parser
 from dovetail_stack.processes import say
 
 ACTIONS = ("verify", "inspect", "precompile")
-RUN_FILE = "run.json"
+OPTIONS = ("batch_sizes", "platforms", "limit_s")  # of both exports
 # Written out here: the recipes import every library, and `inspect` needs none of them.
 BATCH_SIZES = (1, 8, 64)
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -105,10 +105,8 @@ def export(args: argparse.Namespace) -> tuple[int, str]:
     check_new(args.out)
     say(f"Reading {args.model}, and exporting it for {', '.join(args.platforms)}.")
     with _progress():
-        if (args.model / RUN_FILE).is_file():
-            _from_run(args)
-        else:
-            _from_directory(args)
+        write = _from_run if (args.model / RUN_FILE).is_file() else _from_directory
+        write(args, {name: getattr(args, name) for name in OPTIONS})
     bundle = open_bundle(args.out)
     manifest = bundle.manifest
     summary = {
@@ -152,7 +150,7 @@ class _Progress(logging.Handler):
             say(f"{message[:1].upper()}{message[1:]}.")
 
 
-def _from_directory(args: argparse.Namespace) -> None:
+def _from_directory(args: argparse.Namespace, options: dict[str, Any]) -> None:
     from dovetail_models.hf.hub import resolve
     from dovetail_stack.recipes.bundle import bundle_encoder
     from dovetail_stack.recipes.sentences import MODULES
@@ -168,17 +166,15 @@ def _from_directory(args: argparse.Namespace) -> None:
     bundle_encoder(
         model if listed else locate(model),
         args.out,
-        batch_sizes=args.batch_sizes,
-        platforms=args.platforms,
         length=args.length,
         tower=args.tower,
         pooling=args.pooling,
         dtype=args.dtype,
-        limit_s=args.limit_s,
+        **options,
     )
 
 
-def _from_run(args: argparse.Namespace) -> None:
+def _from_run(args: argparse.Namespace, options: dict[str, Any]) -> None:
     """Exports a checkpoint; the shape of its model is that of the run's export."""
     from dovetail_models import abstract
     from dovetail_stack import settings
@@ -199,19 +195,17 @@ def _from_run(args: argparse.Namespace) -> None:
             f"{training.lora_rank}: name its export {args.model / EXPORT}"
         )
     model = abstract(locate(args.model))
-    options = {"length": args.length, "tower": args.tower, "pooling": args.pooling}
+    call = {"length": args.length, "tower": args.tower, "pooling": args.pooling}
     if isinstance(run, settings.Embed):
-        options |= _as_trained(args, model)
+        call |= _as_trained(args, model)
     bundle_run(
         args.model,
         args.out,
         model=model,
-        serve=functools.partial(servable, **options),
+        serve=functools.partial(servable, **call),
         step=args.step,
         ema=training.ema > 0,
-        batch_sizes=args.batch_sizes,
-        platforms=args.platforms,
-        limit_s=args.limit_s,
+        **options,
     )
 
 

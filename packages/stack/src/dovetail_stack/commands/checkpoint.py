@@ -11,10 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from dovetail_stack.model_directory import RUN_FILE
 from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Bytes
+from dovetail_stack.recipes.options import CHECKPOINTS
 
-RUN_FILE, CHECKPOINTS, PARAMETERS = "run.json", "checkpoints", "params"
+PARAMETERS = "params"  # the tree of a step that diff and convert take
 
 
 def add(parser: Parser) -> None:

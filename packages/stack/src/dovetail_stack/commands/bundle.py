@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from dovetail_serve.bundle.folder import open_bundle
+from dovetail_serve.command.cli import ACTIONS as OWN
 from dovetail_stack._command import DONE, add_action, add_json
 from dovetail_stack.commands.arguments import add_model, add_new_directory, check_new
 from dovetail_stack.model_directory import EXPORT, RUN_FILE, locate
@@ -35,8 +37,6 @@ TOWERS, POOLINGS = ("images", "text"), ("model", "mean", "first", "last")
 
 def add(parser: Parser) -> None:
     """Declares the export, and the library's own actions."""
-    from dovetail_serve.command.cli import ACTIONS as OWN
-
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_action(actions, "export", _export)
     for name in ACTIONS:
@@ -100,8 +100,6 @@ def _export(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> tuple[int, str]:
     """Writes a bundle. Returns the exit code and its description."""
-    from dovetail_serve.bundle.folder import open_bundle
-
     check_new(args.out)
     say(f"Reading {args.model}, and exporting it for {', '.join(args.platforms)}.")
     with _progress():

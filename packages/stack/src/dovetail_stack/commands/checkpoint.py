@@ -11,6 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from dovetail_checkpoint.cli import add_arguments
+from dovetail_checkpoint.cli import run as run_action
 from dovetail_stack.model_directory import RUN_FILE
 from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Bytes
@@ -21,16 +23,12 @@ PARAMETERS = "params"  # the tree of a step that diff and convert take
 
 def add(parser: Parser) -> None:
     """Declares the library's own arguments."""
-    from dovetail_checkpoint.cli import add_arguments
-
     add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the action; returns its exit code."""
     import jax
-
-    from dovetail_checkpoint.cli import run as run_action
 
     for name in ("path", "a", "b"):
         if name in args:

@@ -12,6 +12,9 @@ The script holds all names, so that a key press starts no Python. Print it again
 import argparse
 import json
 
+import shtab
+
+from dovetail_stack import cli
 from dovetail_stack._command import DONE, add_json
 from dovetail_stack.parsing import Parser
 
@@ -28,30 +31,19 @@ def add(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the script; returns the exit code."""
-    from dovetail_stack import cli
-
     text = script(cli.parser_of(cli.COMMANDS), shell=args.shell)
     print(json.dumps({"shell": args.shell, "script": text}) if args.json else text)
     return DONE
 
 
 def script(parser: argparse.ArgumentParser, *, shell: str) -> str:
-    """Returns the completion script of a whole parser.
-
-    Args:
-        parser: The parser of all commands, with their arguments declared.
-        shell: One of SHELLS.
-    """
-    import shtab
-
+    """Returns the completion script of the parser of all commands for one of SHELLS."""
     _complete_values(parser)
     return shtab.complete(parser, shell=shell)
 
 
 def _complete_values(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that are files, and the families of models."""
-    import shtab
-
     from dovetail_stack.recipes.families import decoders
 
     for action in parser._actions:

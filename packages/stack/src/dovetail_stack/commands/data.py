@@ -8,21 +8,19 @@ The command `python -m dovetail_data` with a progress bar.
 import argparse
 import functools
 
+from dovetail_data.command.cli import add_arguments
+from dovetail_data.command.cli import run as run_action
 from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Writing
 
 
 def add(parser: Parser) -> None:
     """Declares the library's own arguments."""
-    from dovetail_data.command.cli import add_arguments
-
     add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the action; returns its exit code."""
-    from dovetail_data.command.cli import run as run_action
-
     with Writing() as bars:
         # `out` is what `write` has; the other actions show no progress.
         name = str(getattr(args, "out", ""))

@@ -9,20 +9,19 @@ action `serve` of `python -m dovetail_serve`.
 
 import argparse
 
+from dovetail_serve.command.cli import ACTIONS
 from dovetail_stack.parsing import Parser
+
+SERVE = ACTIONS["serve"]
 
 
 def add(parser: Parser) -> None:
     """Declares the library's own arguments."""
-    from dovetail_serve.command.cli import ACTIONS
-
-    ACTIONS["serve"].declare(parser)
-    parser.words.update(ACTIONS["serve"].WORDS)
+    SERVE.declare(parser)
+    parser.words.update(SERVE.WORDS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns the exit code."""
-    from dovetail_serve.command.cli import ACTIONS
-
-    code, _ = ACTIONS["serve"].run(args)
+    code, _ = SERVE.run(args)
     return code

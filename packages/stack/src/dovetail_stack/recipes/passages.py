@@ -13,19 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, UInt64
 
-from dovetail_data import (
-    Corpus,
-    Corrupt,
-    CorruptDocument,
-    Document,
-    Field,
-    Pretrained,
-    Rows,
-    Span,
-    ids,
-)
+from dovetail_data import Corpus, Corrupt, Document, Field, Pretrained, Span, ids
+from dovetail_data.rows.rows import Arrays
+from dovetail_data.rows.token_rows import DocumentRows, span_of
 from dovetail_stack.recipes.records import Record
 
 
@@ -74,11 +65,12 @@ class Passages:
         return Document(arrays=arrays)
 
 
-class PassageRows(Rows):
+class PassageRows(DocumentRows):
     """Rows of one text each. In a batch, rows n i to n i + n - 1 are a group of n texts.
 
     A batch has tokens, segment_ids (0 for padding) and positions i32[B, length], and group_ids
-    i32[B], equal for equal texts: such are no negatives of each other.
+    i32[B], equal for equal texts: such are no negatives of each other. The rows of a damaged record
+    are empty.
 
     Args:
         corpus: Written with `Passages`.
@@ -87,35 +79,18 @@ class PassageRows(Rows):
     """
 
     def __init__(self, corpus: Corpus, *, length: int, fields: Sequence[str]) -> None:
-        self.corpus, self.length, self.unit = corpus, length, len(fields)
+        needs = fields[0], "Write it with Passages."
+        super().__init__(corpus, f"passages/{length}", needs=needs, values=False)
+        self.length, self.unit = length, len(fields)
         self.tokens, self._fields = corpus.tokens, tuple(fields)
 
-    def __len__(self) -> int:
-        return len(self.corpus)
-
-    def identity(self, place: int) -> Mapping[str, str]:
-        del place
-        return {"corpus": self.corpus.fingerprint[:16], "rows": f"passages/{self.length}"}
-
-    def batch(
-        self,
-        rows: Int64[np.ndarray, "k"],
-        *,
-        keys: UInt64[np.ndarray, "k"] | None = None,
-        corrupt: list[CorruptDocument] | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Reads rows. Those of a damaged record are empty; see `Rows.batch`.
-
-        Args:
-            rows: Row numbers, i64[k], in any order.
-            keys: Not used.
-            corrupt: Receives damaged records. None raises instead.
-        """
-        del keys
+    def _stacked(
+        self, rows: np.ndarray, documents: list[Arrays | None], keys: np.ndarray
+    ) -> Arrays:
         shape = (self.unit * len(rows), self.length)
         tokens, segment_ids, positions = np.zeros((3, *shape), np.int32)
         group_ids = np.zeros(shape[0], np.int32)
-        for i, document in enumerate(self.corpus.read(rows, corrupt=corrupt)):
+        for i, document in enumerate(documents):
             for j, name in enumerate(self._fields):
                 text = np.zeros(0, np.int32) if document is None else document[name]
                 row, n = self.unit * i + j, len(text)
@@ -127,6 +102,4 @@ class PassageRows(Rows):
         return fields | {"group_ids": group_ids}
 
     def explain(self, row: int) -> list[Span]:
-        source, record = self.corpus.source(row)
-        length = int(self.corpus.lengths[row])
-        return [Span(document=row, start=0, length=length, source=source, record=record)]
+        return [span_of(self.corpus, row, start=0, length=int(self.corpus.lengths[row]))]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import optax
 import pytest
+from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_optim import Guard
@@ -37,8 +38,10 @@ def test_the_steps_of_a_time_are_those_of_the_median_step(
 
 def test_the_option_of_the_guard_is_its_sigma_and_0_is_no_guard():
     def guard(**settings):
-        trainer = fitting.make_trainer(Batching(**settings), optax.sgd(0.1), lm_loss(), mesh=None)
-        return trainer.guard
+        of_step = {"tx": lambda steps: optax.sgd(0.1), "loss": lm_loss()}
+        of_model = {"model": nnx.Module, "outline": nnx.Module}
+        recipe = fitting.Recipe(batching=Batching(**settings), **of_step, **of_model)
+        return recipe.trainer(1).guard
 
     assert guard() == Guard(sigma=6.0)
     assert guard(guard_sigma=4.5) == Guard(sigma=4.5)

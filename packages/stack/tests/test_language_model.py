@@ -65,7 +65,7 @@ def test_the_config_says_when_a_text_ends():
 @pytest.mark.capability("the pretraining step of the recipes", on=("cuda", "tpu"))
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_the_step_lowers_for_accelerators(model, platform):
-    trainer = recipe.trainer(model.config, TRAINING, steps=STEPS)
+    trainer = recipe.pretraining(model.config, TRAINING).trainer(STEPS)
     names = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((2, 16), np.int32) for name in names}
     program = trainer.program(model, {**batch, "mask": np.ones((2, 16), np.float32)})
@@ -142,6 +142,6 @@ def test_a_mixture_has_the_balance_loss_and_others_refuse_it():
     assert recipe.balance_weights(mixture, Training(balance=0.0)) == {"balance": 0.0}
     assert recipe.balance_weights(dense, Training()) == {}
     with pytest.raises(ValueError, match=r"balance=0\.1 and family=llama, .*: leave it out"):
-        recipe.trainer(dense, Training(balance=0.1), steps=3)
+        recipe.pretraining(dense, Training(balance=0.1))
     with pytest.raises(ValueError, match=r"balance must be at least 0, got balance=-1: try"):
         Training(balance=-1)

@@ -15,7 +15,7 @@ from dovetail_models import Config, abstract
 from dovetail_models.hf.directory import read_config
 from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes import adapters
-from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, make_trainer
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention
 from dovetail_stack.recipes.language_model import schedule
 from dovetail_stack.recipes.options import Tuning
 from dovetail_train import lm_loss
@@ -64,18 +64,13 @@ def continuation(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None
         tuning: Settings; `lora_rank` above 0 trains adapters alone.
         mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
-    trained = adapters.trainable(tuning)
     return Recipe(
         batching=tuning,
-        trainer=lambda steps: make_trainer(
-            tuning,
-            optimizer(tuning.learning_rate, steps=steps),
-            lm_loss(attention=attention),
-            mesh=mesh,
-            trainable=trained,
-        ),
+        tx=lambda steps: optimizer(tuning.learning_rate, steps=steps),
+        loss=lm_loss(attention=attention),
         model=lambda: adapters.start(directory, tuning, mesh=mesh),
         outline=lambda: adapters.outline(directory, tuning, mesh=mesh),
-        trainable=trained,
+        mesh=mesh,
+        trainable=adapters.trainable(tuning),
         finished=lambda model: adapters.merged(model, tuning),
     )

@@ -19,14 +19,12 @@ from dovetail_stack.recipes.fitting import (
     configured,
     grouped,
     here,
-    make_trainer,
     step_flops,
 )
 from dovetail_stack.recipes.language_model import balance_weights, transformation
 from dovetail_stack.recipes.options import Training
 from dovetail_stack.recipes.source_options import Distillation
 from dovetail_stack.recipes.twin import DecoderTwin
-from dovetail_train import Trainer
 from dovetail_tune import TRAINED, gkd
 
 
@@ -55,36 +53,31 @@ def distilling(
         student = configured(init(config, mesh=here(mesh), seed=training.seed), training)
         return DecoderTwin(grouped(student, mesh), grouped(guide, mesh))
 
-    def trainer(steps: int) -> Trainer:
-        loss = gkd(
-            temperature=distillation.temperature,
-            nll=True,
-            balance=is_mixture(config),
-            attention=attention,
-        )
-        weights = {"kl": distillation.alpha, "nll": 1 - distillation.alpha}
+    def operations() -> float:
         forward = step_flops(abstract(teacher).config, training, training=False)
-        return make_trainer(
-            training,
-            transformation(config, training, steps=steps),
-            loss,
-            mesh=mesh,
-            trainable=TRAINED,
-            weights=weights | balance_weights(config, training),
-            operations=step_flops(config, training) + forward,
-        )
+        return step_flops(config, training) + forward
 
     def outline() -> DecoderTwin:
         return DecoderTwin(
             configured(abstract(config, mesh=mesh), training), abstract(teacher, mesh=mesh)
         )
 
+    weights = {"kl": distillation.alpha, "nll": 1 - distillation.alpha}
     return Recipe(
         batching=training,
-        trainer=trainer,
+        tx=lambda steps: transformation(config, training, steps=steps),
+        loss=gkd(
+            temperature=distillation.temperature,
+            nll=True,
+            balance=is_mixture(config),
+            attention=attention,
+        ),
         model=models,
         outline=outline,
+        mesh=mesh,
         trainable=TRAINED,
+        weights=weights | balance_weights(config, training),
+        operations=operations,
         decoder=lambda models: models.trained,
         finished=lambda models: models.trained,
     )

@@ -18,7 +18,7 @@ from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import Decoder, abstract, load, load_encoder
 from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes.continuation import check_positions, optimizer
-from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here, make_trainer
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here
 from dovetail_stack.recipes.record_options import Embedding, Encoding
 from dovetail_stack.recipes.vocabulary import check_ends
 from dovetail_train import Loss
@@ -78,13 +78,10 @@ def embedding_recipe(
 
     return Recipe(
         batching=encoding,
-        trainer=lambda steps: make_trainer(
-            encoding,
-            optimizer(encoding.learning_rate, steps=steps),
-            loss_of(embedding),
-            mesh=mesh,
-        ),
+        tx=lambda steps: optimizer(encoding.learning_rate, steps=steps),
+        loss=loss_of(embedding),
         model=start,
         outline=outline,
+        mesh=mesh,
         fields={name: jax.ShapeDtypeStruct(x, jnp.int32) for name, x in shapes.items()},
     )

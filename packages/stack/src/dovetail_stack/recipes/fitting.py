@@ -47,6 +47,10 @@ from dovetail_train import (
 EVALUATED_ROWS = 64  # of the held-out rows, each time
 PROBES = 8  # steps timed to plan a run: enough for a median, few beside the run
 
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+# Of dovetail-kernels, each device for its own rows and heads, and over tokens that are split.
+attention = context_parallel(kernels.attention)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -54,10 +58,14 @@ class Recipe:
 
     Args:
         batching: Batch, precision and the like.
-        trainer: Returns the trainer for a number of steps.
+        tx: Returns the optimizer for a number of steps.
+        loss: Loss of the module.
         model: Makes or reads the module to train, with the same bits each time.
         outline: Returns that module by shapes, for a mesh that may be abstract.
-        trainable: The trainer's filter. Default: all parameters.
+        mesh: Devices; abstract for `estimate_step` alone. None: the first device.
+        trainable: Filter of trained parameters. Default: all.
+        weights: Factors of the terms of the loss.
+        operations: Returns the model FLOPs per step; those in attention kernels cannot be counted.
         decoder: Returns the part of the module to evaluate. Default: all of it, here and below.
         finished: Returns the model to export, a decoder or another, from the trained module.
         fields: Fields of a batch by shapes. None: those of text.
@@ -65,14 +73,35 @@ class Recipe:
     """
 
     batching: Batching
-    trainer: Callable[[int], Trainer]
+    tx: Callable[[int], Any]
+    loss: Loss
     model: Callable[[], nnx.Module]
     outline: Callable[[], nnx.Module]
+    mesh: AnyMesh | None = None
     trainable: Any = nnx.Param
+    weights: Mapping[str, float] | None = None
+    operations: Callable[[], float] | None = None
     decoder: Callable[[Any], Decoder] = lambda module: module
     finished: Callable[[Any], Any] = lambda module: module
     fields: Mapping[str, jax.ShapeDtypeStruct] | None = None
     batches: Callable[[Iterator[Any]], Iterator[Any]] = lambda batches: batches
+
+    def trainer(self, steps: int) -> Trainer:
+        """Returns the trainer for a number of steps."""
+        batching = self.batching
+        return Trainer(
+            self.tx(steps),
+            self.loss,
+            weights=self.weights,
+            mesh=self.mesh,
+            trainable=self.trainable,
+            accumulate=batching.accumulate,
+            precision=Precision(compute=batching.precision),
+            ema=batching.ema or None,
+            guard=Guard(sigma=batching.guard_sigma) if batching.guard_sigma else None,
+            seed=batching.seed,
+            flops=self.operations and self.operations(),
+        )
 
     def of_decoder(self, loss: Any) -> Any:
         """Returns a loss of the module whose decoder `loss` takes."""
@@ -82,47 +111,6 @@ class Recipe:
 def evaluated_batches(global_batch: int) -> int:
     """Returns the number of held-out batches that are measured each time."""
     return math.ceil(EVALUATED_ROWS / global_batch)
-
-
-AnyMesh: TypeAlias = Mesh | AbstractMesh
-# Of dovetail-kernels, each device for its own rows and heads, and over tokens that are split.
-attention = context_parallel(kernels.attention)
-
-
-def make_trainer(
-    batching: Batching,
-    tx: Any,
-    loss: Loss,
-    *,
-    mesh: AnyMesh | None,
-    trainable: Any = nnx.Param,
-    weights: Mapping[str, float] | None = None,
-    operations: float | None = None,
-) -> Trainer:
-    """Returns a trainer with the settings of `batching`.
-
-    Args:
-        batching: Settings.
-        tx: Optimizer.
-        loss: Loss.
-        mesh: Devices. None: the first device.
-        trainable: Filter of trained parameters.
-        weights: Factors of the terms of the loss.
-        operations: Model FLOPs per step; those in attention kernels cannot be counted.
-    """
-    return Trainer(
-        tx,
-        loss,
-        weights=weights,
-        mesh=mesh,
-        trainable=trainable,
-        accumulate=batching.accumulate,
-        precision=Precision(compute=batching.precision),
-        ema=batching.ema or None,
-        guard=Guard(sigma=batching.guard_sigma) if batching.guard_sigma else None,
-        seed=batching.seed,
-        flops=operations,
-    )
 
 
 def step_flops(config: Config, batching: Batching, *, training: bool = True) -> float:

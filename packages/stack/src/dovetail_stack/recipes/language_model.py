@@ -19,11 +19,10 @@ from dovetail_stack.recipes.fitting import (
     configured,
     grouped,
     here,
-    make_trainer,
     step_flops,
 )
 from dovetail_stack.recipes.options import BALANCE, Training
-from dovetail_train import Trainer, lm_loss
+from dovetail_train import lm_loss
 
 
 def schedule(peak: float, *, steps: int) -> optax.Schedule:
@@ -99,30 +98,6 @@ def optimizer(
     return optax.chain(optax.clip_by_global_norm(1.0), route(groups))
 
 
-def trainer(
-    config: Config, training: Training, *, steps: int, mesh: AnyMesh | None = None
-) -> Trainer:
-    """Returns the trainer of a language model: exact cross-entropy per token, any mesh.
-
-    A mixture also has the loss of its experts' balance, sequence by sequence: without it a router
-    may send every token to the same few experts.
-
-    Args:
-        config: The model.
-        training: Settings.
-        steps: Steps of the learning-rate schedule.
-        mesh: Devices. Default: the first one.
-    """
-    return make_trainer(
-        training,
-        transformation(config, training, steps=steps),
-        lm_loss(attention=attention, balance=is_mixture(config)),
-        mesh=mesh,
-        weights=balance_weights(config, training) or None,
-        operations=step_flops(config, training),
-    )
-
-
 def balance_weights(config: Config, training: Training) -> dict[str, float]:
     """Returns the weight of the balance loss by name, or nothing for a model without experts.
 
@@ -158,7 +133,10 @@ def transformation(
 
 
 def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = None) -> Recipe:
-    """Returns a recipe that trains all parameters of a fresh model.
+    """Returns a recipe that trains all parameters of a fresh model: exact cross-entropy per token.
+
+    A mixture also has the loss of its experts' balance, sequence by sequence: without it a router
+    may send every token to the same few experts.
 
     Args:
         config: The model.
@@ -179,7 +157,11 @@ def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = No
 
     return Recipe(
         batching=training,
-        trainer=lambda steps: trainer(config, training, steps=steps, mesh=mesh),
+        tx=lambda steps: transformation(config, training, steps=steps),
+        loss=lm_loss(attention=attention, balance=is_mixture(config)),
         model=fresh,
         outline=lambda: configured(abstract(config, mesh=mesh), training),
+        mesh=mesh,
+        weights=balance_weights(config, training) or None,
+        operations=lambda: step_flops(config, training),
     )

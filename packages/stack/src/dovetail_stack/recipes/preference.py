@@ -22,7 +22,6 @@ from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
     attention,
-    make_trainer,
     step_flops,
     text_fields,
 )
@@ -119,17 +118,13 @@ def preferring_recipe(
 
     return Recipe(
         batching=tuning,
-        trainer=lambda steps: make_trainer(
-            tuning,
-            optimizer(tuning.learning_rate, steps=steps),
-            loss_of(preferring, tuning=tuning),
-            mesh=mesh,
-            trainable=wanted,
-            operations=operations(),
-        ),
+        tx=lambda steps: optimizer(tuning.learning_rate, steps=steps),
+        loss=loss_of(preferring, tuning=tuning),
         model=lambda: doubled(adapters.start(directory, tuning, mesh=mesh)),
         outline=lambda: doubled(adapters.outline(directory, tuning, mesh=mesh)),
+        mesh=mesh,
         trainable=wanted,
+        operations=operations,
         decoder=decoder,
         finished=lambda module: adapters.merged(decoder(module), tuning),
         fields=_fields(preferring, tuning, field=isinstance(reference, tune.Field)),

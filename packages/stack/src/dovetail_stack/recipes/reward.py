@@ -21,7 +21,7 @@ from dovetail_models import Decoder, save
 from dovetail_models.hf import safetensors
 from dovetail_stack.recipes import adapters
 from dovetail_stack.recipes.continuation import optimizer
-from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, make_trainer, text_fields
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, text_fields
 from dovetail_stack.recipes.record_options import Adapting, Rewarding
 from dovetail_train import Loss
 from dovetail_tune import RewardModel, reward_model
@@ -77,15 +77,11 @@ def rewarding_recipe(
 
     return Recipe(
         batching=tuning,
-        trainer=lambda steps: make_trainer(
-            tuning,
-            optimizer(tuning.learning_rate, steps=steps),
-            loss_of(rewarding),
-            mesh=mesh,
-            trainable=trainable(tuning),
-        ),
+        tx=lambda steps: optimizer(tuning.learning_rate, steps=steps),
+        loss=loss_of(rewarding),
         model=lambda: headed(adapters.start(directory, tuning, mesh=mesh), tuning),
         outline=outline,
+        mesh=mesh,
         trainable=trainable(tuning),
         decoder=lambda model: model.decoder,
         finished=finished,

@@ -263,7 +263,7 @@ def encode(
         workers: Processes that tokenize.
         progress: Receives "train" or "held_out", and the writer's event.
     """
-    encoder = within(Text(tokenizer), vocab_size)
+    encoder = Text(tokenizer) if vocab_size is None else within(Text(tokenizer), vocab_size)
     corpora = {}
     for name, files in {"train": train, "held_out": held_out}.items():
         report = progress and functools.partial(progress, name)

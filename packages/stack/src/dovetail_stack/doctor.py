@@ -38,10 +38,10 @@ class Finding:
         return bool(self.install or self.remedy)
 
 
-def pins(distribution: str = "dovetail-stack") -> dict[str, str]:
-    """Returns {name: version} of the exact requirements of `distribution` on this Python."""
+def pins() -> dict[str, str]:
+    """Returns {name: version} of the exact requirements of this package on this Python."""
     versions = {}
-    for line in metadata.requires(distribution) or ():
+    for line in metadata.requires("dovetail-stack") or ():
         requirement = Requirement(line)
         applies = requirement.marker is None or requirement.marker.evaluate()
         exact = [spec.version for spec in requirement.specifier if spec.operator == "=="]

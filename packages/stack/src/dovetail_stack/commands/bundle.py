@@ -18,6 +18,8 @@ from typing import Any
 
 from dovetail_serve.bundle.folder import open_bundle
 from dovetail_serve.command.cli import ACTIONS as OWN
+from dovetail_serve.exporting.limits import LIMIT_S
+from dovetail_serve.types import PLATFORMS
 from dovetail_stack._command import DONE, add_action, add_json
 from dovetail_stack.commands.arguments import add_model, add_new_directory, check_new
 from dovetail_stack.model_directory import EXPORT, RUN_FILE, locate
@@ -28,8 +30,6 @@ ACTIONS = ("verify", "inspect", "precompile")
 OPTIONS = ("batch_sizes", "platforms", "limit_s")  # of both exports
 # Written out here: the recipes import every library, and `inspect` needs none of them.
 BATCH_SIZES = (1, 8, 64)
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-LIMIT_S = 60.0
 # Seconds between two lines of progress.
 INTERVAL_S = 10.0
 TOWERS, POOLINGS = ("images", "text"), ("model", "mean", "first", "last")

@@ -14,6 +14,7 @@ unless they are in the folder of --include-path.
 
 import argparse
 import difflib
+import functools
 import glob
 import itertools
 import json
@@ -23,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail_stack._command import DONE, USAGE, add_json
+from dovetail_stack._command import DONE, add_json
 from dovetail_stack.commands.arguments import add_model, add_template
 from dovetail_stack.model_directory import locate
 from dovetail_stack.parsing import Parser
@@ -39,12 +40,6 @@ if TYPE_CHECKING:
 LENGTH = 512  # tokens of a row of text, where the model is made for as many
 ROWS = 8  # of a batch: on a CPU more are no faster
 COMPRESSED_BYTES = 1 << 22  # xz takes a second for a megabyte
-
-
-class NoTextError(ValueError):
-    """There is nothing to measure the model on."""
-
-    exit_code = USAGE
 
 
 def add(parser: Parser) -> None:
@@ -86,7 +81,11 @@ def run(args: argparse.Namespace) -> int:
     manager = _tasks(args) if args.tasks else None
     config, tokenizer = config_of(directory), Pretrained(directory)
     check_ends(tokenizer, config.vocab_size)
-    _check_length(args, config.kv_length)
+    if args.length is not None and args.length > config.kv_length:
+        raise ValueError(
+            f"length must be at most the {config.kv_length} positions that the model was made for, "
+            f"got length={args.length}: pass length={config.kv_length}"
+        )
     with ExitStack() as stack:
         text = questions = None
         if args.choices:
@@ -128,14 +127,6 @@ def _check(args: argparse.Namespace) -> None:
             args.parser.error(f"{path} does not exist: name another file or directory")
 
 
-def _check_length(args: argparse.Namespace, most: int) -> None:
-    if args.length is not None and args.length > most:
-        raise ValueError(
-            f"length must be at most the {most} positions that the model was made for, got "
-            f"length={args.length}: pass length={most}"
-        )
-
-
 def _held_out(args: argparse.Namespace, root: Path) -> "tuple[dict[str, Any], Any, int]":
     """Returns a title, the batches of a run's held-out rows and their number."""
     from dovetail_data import Corpus, batches, pack
@@ -145,7 +136,7 @@ def _held_out(args: argparse.Namespace, root: Path) -> "tuple[dict[str, Any], An
     stored = settings.load(root) if (root / settings.FILE).is_file() else None
     if not isinstance(stored, settings.FromText | settings.Chat):
         kind = "a directory" if stored is None else f"a run of {stored.recipe}"
-        raise NoTextError(
+        raise ValueError(
             f"{kind} has no held-out text, got {args.model} alone: pass --text DIR, --choices FILE "
             "or --tasks NAME"
         )
@@ -182,7 +173,7 @@ def _text(
             text(selection.files),
             scratch / "text",
             encoder=encoder,
-            progress=lambda event: writing("text", event),
+            progress=functools.partial(writing, "text"),
         )
     length = args.length or min(LENGTH, config.max_length)
     about: dict[str, Any] = {"files": len(selection.files), "length": length}

@@ -85,6 +85,8 @@ def inspect(args: argparse.Namespace) -> int:
 
 def convert(args: argparse.Namespace) -> int:
     """Reads, casts and writes; refuses an OUT that exists before it reads."""
+    from dovetail_models import save
+    from dovetail_models.hf.save import BESIDE
     from dovetail_stack.recipes import inspection
 
     path = _directory(args.model)
@@ -97,7 +99,8 @@ def convert(args: argparse.Namespace) -> int:
         model = inspection.read(path, dtype=args.dtype)
         bar.update()
         bar.set_description("write")
-        inspection.write(model, args.out, like=path, file_bytes=args.file_bytes)
+        like = path if any((path / name).is_file() for name in BESIDE) else None  # a tokenizer
+        save(model, args.out, like=like, file_bytes=args.file_bytes)
         bar.update()
     if args.json:
         print(json.dumps(inspection.inspect(args.out).json(), indent=2))

@@ -24,6 +24,7 @@ from dovetail_models import Decoder, abstract
 from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_serve import Bundle, Platform, export
+from dovetail_serve.exporting.limits import LIMIT_S
 from dovetail_stack.recipes import quantization
 from dovetail_stack.recipes.options import CHECKPOINTS
 from dovetail_stack.recipes.sentences import follow
@@ -31,7 +32,6 @@ from dovetail_stack.recipes.servable import Pooling, Servable, Tower, servable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BATCH_SIZES = (1, 8, 64)
-LIMIT_S = 60.0
 SUMS = "SHA256SUMS"
 Serve = Callable[[Any], Servable]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Content and cost of a Hugging Face directory, from its headers alone; and rewriting it."""
+"""Content and cost of a Hugging Face directory, from its headers alone."""
 
 import dataclasses
 import difflib
@@ -25,9 +25,7 @@ from dovetail_models import (
     kv_bytes,
     load,
     load_encoder,
-    save,
 )
-from dovetail_models.hf.save import BESIDE
 
 LENGTH = 4096  # tokens of a sequence, where the model is made for as many
 
@@ -177,16 +175,3 @@ def read(path: Path, *, dtype: str | None = None) -> Any:
     reader = load if isinstance(abstract(path), Decoder) else load_encoder
     with jax.default_device(jax.devices("cpu")[0]):
         return reader(path, dtype=dtype and jnp.dtype(dtype))
-
-
-def write(model: Any, out: Path, *, like: Path, file_bytes: int) -> None:
-    """Writes the model to a new directory, with the tokenizer of `like` if it has one.
-
-    Args:
-        model: Decoder or encoder.
-        out: Directory to create.
-        like: Directory with the tokenizer.
-        file_bytes: Largest size of a file in bytes.
-    """
-    copied = any((like / name).is_file() for name in BESIDE)
-    save(model, out, like=like if copied else None, file_bytes=file_bytes)

@@ -22,11 +22,6 @@ from dovetail_stack.recipes.quantization import GROUPS, group_of
 from dovetail_stack.recipes.record_options import Adapting
 
 
-def trainable(tuning: Tuning) -> Any:
-    """Returns the filter of trained parameters: the adapters if there are any, else all."""
-    return nnx.LoRAParam if tuning.lora_rank else nnx.Param
-
-
 def start(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
     """Loads the model of a directory in float32, with the adapters and codes of `tuning`.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import optax
+from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_models import Config, abstract
@@ -71,6 +72,6 @@ def continuation(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None
         model=lambda: adapters.start(directory, tuning, mesh=mesh),
         outline=lambda: adapters.outline(directory, tuning, mesh=mesh),
         mesh=mesh,
-        trainable=adapters.trainable(tuning),
+        trainable=nnx.LoRAParam if tuning.lora_rank else nnx.Param,
         finished=lambda model: adapters.merged(model, tuning),
     )

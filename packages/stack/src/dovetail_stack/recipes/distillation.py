@@ -8,20 +8,14 @@ trained. So the teacher's weights are arguments of the step, placed on the mesh,
 in the program.
 """
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
-from dovetail_models import Config, abstract, init, load
+from dovetail_models import Config, abstract, load
 from dovetail_stack.recipes.families import is_mixture
-from dovetail_stack.recipes.fitting import (
-    AnyMesh,
-    Recipe,
-    attention,
-    configured,
-    grouped,
-    here,
-    step_flops,
-)
-from dovetail_stack.recipes.language_model import balance_weights, transformation
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, grouped, here, step_flops
+from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.options import Training
 from dovetail_stack.recipes.source_options import Distillation
 from dovetail_stack.recipes.twin import DecoderTwin
@@ -47,25 +41,19 @@ def distilling(
         training: Settings.
         mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
+    base: Any = pretraining(config, training, mesh=mesh)
 
     def models() -> DecoderTwin:
         guide = load(teacher, mesh=here(mesh), dtype=distillation.teacher_precision)
-        student = configured(init(config, mesh=here(mesh), seed=training.seed), training)
-        return DecoderTwin(grouped(student, mesh), grouped(guide, mesh))
+        return DecoderTwin(base.model(), grouped(guide, mesh))
 
     def operations() -> float:
         forward = step_flops(abstract(teacher).config, training, training=False)
         return step_flops(config, training) + forward
 
-    def outline() -> DecoderTwin:
-        return DecoderTwin(
-            configured(abstract(config, mesh=mesh), training), abstract(teacher, mesh=mesh)
-        )
-
     weights = {"kl": distillation.alpha, "nll": 1 - distillation.alpha}
-    return Recipe(
-        batching=training,
-        tx=lambda steps: transformation(config, training, steps=steps),
+    return dataclasses.replace(
+        base,
         loss=gkd(
             temperature=distillation.temperature,
             nll=True,
@@ -73,10 +61,9 @@ def distilling(
             attention=attention,
         ),
         model=models,
-        outline=outline,
-        mesh=mesh,
+        outline=lambda: DecoderTwin(base.outline(), abstract(teacher, mesh=mesh)),
         trainable=TRAINED,
-        weights=weights | balance_weights(config, training),
+        weights={**weights, **(base.weights or {})},
         operations=operations,
         decoder=lambda models: models.trained,
         finished=lambda models: models.trained,

@@ -113,25 +113,6 @@ def balance_weights(config: Config, training: Training) -> dict[str, float]:
     return {}
 
 
-def transformation(
-    config: Config, training: Training, *, steps: int
-) -> Callable[[Any], optax.GradientTransformation]:
-    """Returns `optimizer` as a function of the placed parameters.
-
-    Args:
-        config: The model.
-        training: Learning rates.
-        steps: Steps of the learning-rate schedule.
-    """
-
-    def tx(params: Any) -> optax.GradientTransformation:
-        shardings = jax.tree.map(lambda p: p.sharding, params)
-        mixture = is_mixture(config)
-        return optimizer(training, steps=steps, mixture=mixture, shardings=shardings)
-
-    return tx
-
-
 def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = None) -> Recipe:
     """Returns a recipe that trains all parameters of a fresh model: exact cross-entropy per token.
 
@@ -150,6 +131,14 @@ def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = No
         >>> config = config_of(Shape(embed=64, depth=2), vocab_size=512, length=64)
         >>> recipe = pretraining(config, Training(length=64))
     """
+    mixture = is_mixture(config)
+
+    def tx(steps: int) -> Callable[[Any], optax.GradientTransformation]:
+        def of_placed(params: Any) -> optax.GradientTransformation:
+            shardings = jax.tree.map(lambda p: p.sharding, params)
+            return optimizer(training, steps=steps, mixture=mixture, shardings=shardings)
+
+        return of_placed
 
     def fresh() -> Decoder:
         model = init(config, mesh=here(mesh), seed=training.seed)
@@ -157,8 +146,8 @@ def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = No
 
     return Recipe(
         batching=training,
-        tx=lambda steps: transformation(config, training, steps=steps),
-        loss=lm_loss(attention=attention, balance=is_mixture(config)),
+        tx=tx,
+        loss=lm_loss(attention=attention, balance=mixture),
         model=fresh,
         outline=lambda: configured(abstract(config, mesh=mesh), training),
         mesh=mesh,

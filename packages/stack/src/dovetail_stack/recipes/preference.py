@@ -6,6 +6,7 @@ The reference, the model before training, is the cheapest that a run allows: ada
 off, or its log-probabilities are a field of the rows, or a frozen copy is trained beside.
 """
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from flax import nnx
 
 import dovetail_tune as tune
 from dovetail_models import Decoder, abstract
-from dovetail_stack.recipes import adapters
-from dovetail_stack.recipes.continuation import optimizer
+from dovetail_stack.recipes.continuation import continuation
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
@@ -98,16 +98,14 @@ def preferring_recipe(
         tuning: Settings; `lora_rank` above 0 trains adapters alone.
         mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
+    base = continuation(directory, tuning, mesh=mesh)
     reference = reference_of(preferring, tuning)
     twin = isinstance(reference, tune.Frozen)
-    wanted = adapters.trainable(tuning)
-    if twin:
-        wanted = nnx.All(wanted, nnx.PathContains("trained"))
 
     def decoder(module: Any) -> Decoder:
         return module.trained if twin else module
 
-    def doubled(model: Decoder) -> nnx.Module:
+    def doubled(model: Any) -> nnx.Module:
         return DecoderTwin(model, _again(model)) if twin else model
 
     def operations() -> float:
@@ -116,19 +114,17 @@ def preferring_recipe(
         forward = step_flops(config, tuning, training=False) if extra else 0.0
         return step_flops(config, tuning) + forward
 
-    return Recipe(
-        batching=tuning,
-        tx=lambda steps: optimizer(tuning.learning_rate, steps=steps),
+    return dataclasses.replace(
+        base,
         loss=loss_of(preferring, tuning=tuning),
-        model=lambda: doubled(adapters.start(directory, tuning, mesh=mesh)),
-        outline=lambda: doubled(adapters.outline(directory, tuning, mesh=mesh)),
-        mesh=mesh,
-        trainable=wanted,
+        model=lambda: doubled(base.model()),
+        outline=lambda: doubled(base.outline()),
+        trainable=nnx.All(base.trainable, nnx.PathContains("trained")) if twin else base.trainable,
         operations=operations,
         decoder=decoder,
-        finished=lambda module: adapters.merged(decoder(module), tuning),
+        finished=lambda module: base.finished(decoder(module)),
         fields=_fields(preferring, tuning, field=isinstance(reference, tune.Field)),
-        batches=tune.with_mismatched if _is_mismatched(preferring) else lambda batches: batches,
+        batches=tune.with_mismatched if _is_mismatched(preferring) else base.batches,
     )
 
 

@@ -6,6 +6,7 @@ The head is one column, without a bias, over the features after the last id of a
 sequence classifiers of transformers have it.
 """
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -17,10 +18,9 @@ import numpy as np
 from flax import nnx
 
 from dovetail_data.tokenizing.template_files import read_json, text_of
-from dovetail_models import Decoder, save
+from dovetail_models import save
 from dovetail_models.hf import safetensors
-from dovetail_stack.recipes import adapters
-from dovetail_stack.recipes.continuation import optimizer
+from dovetail_stack.recipes.continuation import continuation
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, text_fields
 from dovetail_stack.recipes.record_options import Adapting, Rewarding
 from dovetail_train import Loss
@@ -36,14 +36,7 @@ def loss_of(rewarding: Rewarding) -> Loss:
     return reward_model(center=rewarding.center, margin=rewarding.margin, attention=attention)
 
 
-def trainable(tuning: Adapting) -> Any:
-    """Returns the filter of trained parameters: all, or adapters and the head."""
-    if not tuning.lora_rank:
-        return nnx.Param
-    return nnx.Any(nnx.LoRAParam, nnx.All(nnx.Param, nnx.PathContains("head")))
-
-
-def headed(decoder: Decoder, tuning: Adapting) -> RewardModel:
+def headed(decoder: Any, tuning: Adapting) -> RewardModel:
     """Returns a reward model over a decoder.
 
     The seed draws the head, with a variance of 1 / (D + 1) (2009.01325).
@@ -67,24 +60,21 @@ def rewarding_recipe(
         tuning: Settings; `lora_rank` above 0 trains adapters and the head alone.
         mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
+    base = continuation(directory, tuning, mesh=mesh)
+    head = nnx.All(nnx.Param, nnx.PathContains("head"))
 
     def outline() -> RewardModel:
-        decoder = adapters.outline(directory, tuning, mesh=mesh)
+        decoder: Any = base.outline()
         return nnx.eval_shape(lambda: headed(decoder, tuning))
 
-    def finished(model: Any) -> RewardModel:
-        return RewardModel(adapters.merged(model.decoder, tuning), model.head)
-
-    return Recipe(
-        batching=tuning,
-        tx=lambda steps: optimizer(tuning.learning_rate, steps=steps),
+    return dataclasses.replace(
+        base,
         loss=loss_of(rewarding),
-        model=lambda: headed(adapters.start(directory, tuning, mesh=mesh), tuning),
+        model=lambda: headed(base.model(), tuning),
         outline=outline,
-        mesh=mesh,
-        trainable=trainable(tuning),
+        trainable=nnx.Any(base.trainable, head) if tuning.lora_rank else base.trainable,
         decoder=lambda model: model.decoder,
-        finished=finished,
+        finished=lambda model: RewardModel(base.finished(model.decoder), model.head),
         fields=_fields(rewarding, tuning),
     )
 

@@ -174,7 +174,7 @@ def _from_directory(args: argparse.Namespace, options: dict[str, Any]) -> None:
 
 def _from_run(args: argparse.Namespace, options: dict[str, Any]) -> None:
     """Exports a checkpoint; the shape of its model is that of the run's export."""
-    from dovetail_models import abstract
+    from dovetail_models import TextEncoder, abstract
     from dovetail_stack import settings
     from dovetail_stack.recipes.bundle import bundle_run
     from dovetail_stack.recipes.options import Tuning
@@ -193,9 +193,14 @@ def _from_run(args: argparse.Namespace, options: dict[str, Any]) -> None:
             f"{training.lora_rank}: name its export {args.model / EXPORT}"
         )
     model = abstract(locate(args.model))
-    call = {"length": args.length, "tower": args.tower, "pooling": args.pooling}
+    call: dict[str, Any] = {"length": args.length, "tower": args.tower, "pooling": args.pooling}
     if isinstance(run, settings.Embed):
-        call |= _as_trained(args, model)
+        if not isinstance(model, TextEncoder):
+            raise ValueError(
+                f"a run of embed must have an encoder of text, got a {type(model).__name__}: name "
+                f"its export {args.model / EXPORT} to score tokens"
+            )
+        call |= {"pooling": args.pooling or "mean", "normalize": True}  # as its loss had them
     bundle_run(
         args.model,
         args.out,
@@ -205,18 +210,6 @@ def _from_run(args: argparse.Namespace, options: dict[str, Any]) -> None:
         ema=training.ema > 0,
         **options,
     )
-
-
-def _as_trained(args: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """Returns the options of `servable` for embeddings as the loss of `embed` had them."""
-    from dovetail_models import TextEncoder
-
-    if not isinstance(model, TextEncoder):
-        raise ValueError(
-            f"a run of embed must have an encoder of text, got a {type(model).__name__}: name its "
-            f"export {args.model / EXPORT} to score tokens"
-        )
-    return {"pooling": args.pooling or "mean", "normalize": True}
 
 
 def _described(summary: dict[str, Any]) -> str:

@@ -42,7 +42,8 @@ def test_each_kind_is_read_back_by_step(run):
 def test_pixels_are_read_back(run, shape, kind):
     pixels = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     with run.launch() as launch:
-        launch.write_image(0, "digit", pixels if kind == "u8" else (pixels / 255).astype(kind))
+        floats = ((pixels - 0.4).clip(0) / 255).astype("float32")  # the nearest byte is meant
+        launch.write_image(0, "digit", pixels if kind == "u8" else floats)
     (image,) = run.media
     assert isinstance(image, Image)
     with PIL.Image.open(image.file) as opened:

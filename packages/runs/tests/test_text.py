@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail_runs import compare, find
+from dovetail_runs import Run, compare, find
 from dovetail_runs.command import text
 
 START = {
@@ -82,6 +82,16 @@ def test_a_run_is_shown_with_all_that_is_recorded(run):
         assert expected in shown
     assert "none" not in shown  # settings that are not set
     assert "damaged" not in shown
+
+
+def test_a_run_shows_how_many_texts_and_histograms_it_has(tmp_path):
+    with Run(tmp_path / "r").launch() as launch:
+        for step in range(3):
+            launch.write_text(step, "sample", "a")
+        launch.write_histogram(0, "kernel", [1.0, 2.0])
+    lines = text.shown(Run(tmp_path / "r")).splitlines()
+    at = lines.index("media")
+    assert sorted(lines[at + 1 : at + 3]) == ["  kernel  1 histogram", "  sample  3 texts"]
 
 
 def test_a_run_shows_what_it_failed_of_and_what_is_damaged(written):

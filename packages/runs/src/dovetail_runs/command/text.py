@@ -3,6 +3,7 @@
 """Runs as text: the list, a run, a comparison."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def shown(run: Run) -> str:
         _section("where the time went, over all launches", _seconds(run.account)),
         _job(run.job, run.job_goodput),
         *map(_event, run.events),
+        _section("media", _media(run)),
         _section("notes", [[f"  {note.time}", printable(note.text)] for note in run.notes]),
         _section("damaged lines, left out", [[f"  {line}"] for line in run.damage]),
     ]
@@ -182,6 +184,12 @@ def _job(launches: Sequence[job.JobLaunch], goodput: float | None) -> str:
     ]
     share = "-" if goodput is None else f"{goodput:.1%}"
     return "\n".join([*lines, table([*rows, ["  steps that count", "", share]])])
+
+
+def _media(run: Run) -> list[list[str]]:
+    """Returns a row for each series of texts, images or histograms."""
+    counts = Counter((medium.name, type(medium).__name__.lower()) for medium in run.media)
+    return [[f"  {name}", f"{n} {kind}{'s' * (n > 1)}"] for (name, kind), n in counts.items()]
 
 
 def _event(event: Mapping[str, Any]) -> str:

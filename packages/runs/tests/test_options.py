@@ -145,6 +145,22 @@ def test_a_field_of_another_type_is_refused_by_name(kind):
         _parsed(kind=_class(kind))
 
 
+@dataclass(frozen=True)
+class Declared:
+    text: str = field(default="", metadata={"type": str.upper, "metavar": "TEXT", "help": "read"})
+    allow: tuple[str, ...] = field(default=(), metadata={"action": "append", "metavar": "KEY"})
+    dry: bool = field(default=False, metadata={"action": "store_true"})
+
+
+def test_arguments_in_the_metadata_replace_those_of_the_type(capsys):
+    line = ["--text", "a", "--allow", "k", "--allow", "l", "--dry"]
+    assert _parsed(*line, kind=Declared) == Declared(text="A", allow=("k", "l"), dry=True)
+    with pytest.raises(SystemExit):
+        _parsed("--help", kind=Declared)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[--text TEXT] [--allow KEY] [--dry] options" in shown
+
+
 def test_an_option_beside_those_of_the_settings_is_left_alone():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")

@@ -262,3 +262,15 @@ def test_the_end_of_a_launch_that_could_not_record_it(tmp_path):
     run.end_launch(ValueError("rank 1 died"))
     assert (run.state, run.events[-1]["error"]) == ("failed", "rank 1 died")
     del launch
+
+
+def test_settings_are_saved_without_a_launch_and_replaced(tmp_path):
+    run = Run(tmp_path / "deep" / "run")
+    run.save_settings({"rate": 0.1, "sizes": (1, 2)}, recipe="tune")
+    assert (run.recipe, run.settings, run.state) == ("tune", {"rate": 0.1, "sizes": [1, 2]}, "new")
+    run.save_settings({"rate": 0.2}, recipe="tune")
+    assert run.settings == {"rate": 0.2}
+    assert [file.name for file in run.path.iterdir()] == ["run.json"]
+    with pytest.raises(TypeError, match=r"settings\.rate=<object"):
+        run.save_settings({"rate": object()})
+    assert run.settings == {"rate": 0.2}

@@ -14,11 +14,11 @@ from flax import nnx
 from dovetail_checkpoint import rewind
 from dovetail_data import Pretrained, batches
 from dovetail_stack import rewinding, settings, training
-from dovetail_stack._rewind import Rewind
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.fitting import fit, places_of
 from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.options import Shape, Training
+from dovetail_stack.settings import Rewind
 from dovetail_train import BadStep
 
 LENGTH, BATCH, STEPS = 24, 4, 10

@@ -157,6 +157,18 @@ class Run:
         """
         return fields.from_json(kind, self.settings, place=str(self.path / SETTINGS))
 
+    def save_settings(self, settings: Any, *, recipe: str | None = None) -> None:
+        """Writes the settings atomically, without a launch. They replace those of the run.
+
+        Args:
+            settings: A dataclass or a mapping.
+            recipe: Name of the kind of run. Default: that of the class of `settings`.
+
+        Raises:
+            TypeError: A setting has no form in JSON.
+        """
+        self._save(_content_of(settings, recipe))
+
     @property
     def launches(self) -> list[dict[str, Any]]:
         """Starts of the launches, in order."""
@@ -275,17 +287,13 @@ class Run:
                     f"{stored!r}): leave it out, or take another folder"
                 )
             return {}
-        values = fields.to_json({} if settings is None else settings)
-        kind = (
-            None if settings is None or isinstance(settings, Mapping) else type(settings).__name__
-        )
-        content = {"recipe": recipe or kind, "settings": values}
+        content = _content_of({} if settings is None else settings, recipe)
         if is_new:
             self._save(content)
             return {}
         stored = self._content()
-        self._check_names(changeable, values)
-        changed = fields.changes(stored["settings"], values)
+        self._check_names(changeable, content["settings"])
+        changed = fields.changes(stored["settings"], content["settings"])
         if stored["recipe"] != content["recipe"]:
             changed = {"recipe": [stored["recipe"], content["recipe"]], **changed}
         refused = [
@@ -314,6 +322,7 @@ class Run:
 
     def _save(self, content: Mapping[str, Any]) -> None:
         """Writes run.json atomically."""
+        self.path.mkdir(parents=True, exist_ok=True)
         partial = self.path / f"{SETTINGS}.partial"
         with partial.open("w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=2) + "\n")
@@ -350,6 +359,13 @@ class Run:
                 "in every bit it is with the same ones only",
                 ", ".join(other),
             )
+
+
+def _content_of(settings: Any, recipe: str | None) -> dict[str, Any]:
+    """Returns the content of run.json."""
+    values = fields.to_json(settings)
+    kind = None if isinstance(settings, Mapping) else type(settings).__name__
+    return {"recipe": recipe or kind, "settings": values}
 
 
 def seen(path: Path) -> str:

@@ -6,7 +6,6 @@ They are checked before anything is written. Every process decides them.
 """
 
 import contextlib
-import dataclasses
 import math
 import shutil
 import sys
@@ -206,10 +205,7 @@ def _clear(path: Path) -> None:
 
 def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
     """Returns the given options of a recipe, in the types of its settings."""
-    names = [
-        item.name for group in settings.parts(kind).values() for item in dataclasses.fields(group)
-    ]
-    selected = {name: values[name] for name in names if name in values}
+    selected = {name: values[name] for name in settings.fields_of(kind) if name in values}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}
 
 

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack._rewind import Rewind
 from dovetail_stack.processes import on_first, say
 from dovetail_stack.recipes.options import CHECKPOINTS
-from dovetail_stack.settings import S, Settings
+from dovetail_stack.settings import Rewind, S, Settings
 
 
 def steps_of(text: str) -> tuple[int, int]:

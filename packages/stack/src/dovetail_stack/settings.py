@@ -7,23 +7,24 @@ is an option of the command, with its help and default, an entry of the file, an
 comparison of runs.
 """
 
+import argparse
 import contextlib
 import dataclasses
-import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from dovetail_runs import DamagedRun
-from dovetail_stack._rewind import Rewind
+from dovetail_runs import DamagedRun, Run, from_options
+from dovetail_runs.run import SETTINGS
 from dovetail_stack.recipes.options import (
     Batching,
     Devices,
+    Distillation,
     Duration,
     Files,
     Monitoring,
     Shape,
+    Source,
     SourceMonitoring,
     TextMonitoring,
     Training,
@@ -43,9 +44,8 @@ from dovetail_stack.recipes.record_options import (
     Rewarding,
     RewardTuning,
 )
-from dovetail_stack.recipes.source_options import Distillation, Source
 
-FILE = "run.json"
+FILE = SETTINGS  # of a run
 CHECKED_ROWS = 10  # that `dovetail train RECIPE --check` shows
 # Settings that a later launch may change. The others make another run: text, model, batch, seed.
 CHANGEABLE = frozenset(
@@ -59,6 +59,21 @@ CHANGEABLE = frozenset(
 CONVERTED = ("ema", "guard_sigma")
 AXES = tuple(item.name for item in dataclasses.fields(Devices))  # of the mesh, by their options
 S = TypeVar("S", bound="Settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewind:
+    """Steps to go back to and to leave out; see `rewinding`.
+
+    Attributes:
+        asked: The step that was asked for, or None.
+        to: Step of the checkpoint to go on from.
+        leave_out: Steps [first, end) to leave out, as they were asked for.
+    """
+
+    asked: int | None
+    to: int
+    leave_out: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,21 +114,12 @@ class Settings:
 
     def save(self, run: Path) -> None:
         """Writes `run`/run.json atomically."""
-        run.mkdir(parents=True, exist_ok=True)
-        partial = run / f"{FILE}.partial"
-        values = {"recipe": self.recipe, "settings": dataclasses.asdict(self)}
-        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, run / FILE)
+        Run(run).save_settings(self, recipe=self.recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromText(Settings):
-    """The settings of recipes that train on the text of a directory.
-
-    Attributes:
-        files: The text.
-        monitoring: Samples and traces during training.
-    """
+    """The settings of recipes that train on the text of a directory."""
 
     files: Files
     monitoring: TextMonitoring = field(default_factory=TextMonitoring)
@@ -121,12 +127,7 @@ class FromText(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class FromRecords(Settings):
-    """The settings of recipes that tune a model on records.
-
-    Attributes:
-        examples: Files of records.
-        source: The model.
-    """
+    """The settings of recipes that tune a model on records."""
 
     examples: Examples
     source: Source
@@ -134,12 +135,7 @@ class FromRecords(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class FromMessages(FromRecords):
-    """The settings of recipes that tune a decoder on conversations or pairs of answers.
-
-    Attributes:
-        dialogue: The chat template.
-        training: Batch, adapters and the like.
-    """
+    """The settings of recipes that tune a decoder on conversations or pairs of answers."""
 
     dialogue: Dialogue = field(default_factory=Dialogue)
     training: Adapting = field(default_factory=Adapting)
@@ -147,13 +143,7 @@ class FromMessages(FromRecords):
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(FromText):
-    """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory.
-
-    Args:
-        vocabulary: The tokenizer.
-        shape: Family and sizes of the model.
-        training: Batch and learning rates.
-    """
+    """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory."""
 
     recipe: ClassVar[str] = "pretrain"
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
@@ -166,11 +156,6 @@ class Continue(FromText):
     """Train a Hugging Face directory's model on, whole or by adapters that are merged at the end.
 
     The export is in float32, the dtype of training. `dovetail models convert` casts it.
-
-    Args:
-        source: The model.
-        monitoring: Samples and traces during training.
-        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "continue"
@@ -181,14 +166,7 @@ class Continue(FromText):
 
 @dataclass(frozen=True, kw_only=True)
 class Distil(FromText):
-    """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes.
-
-    Args:
-        distillation: The teacher and its weight in the loss.
-        monitoring: Samples and traces during training.
-        shape: Family and sizes of the student.
-        training: Batch and learning rates.
-    """
+    """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes."""
 
     recipe: ClassVar[str] = "distil"
     distillation: Distillation
@@ -217,11 +195,6 @@ class Prefer(FromMessages):
     A record is {"prompt": ..., "chosen": ..., "rejected": ...}, messages or texts. A step of
     --global-batch N has N / 2 pairs. With --lora-rank the adapters are exported too, for PEFT, as
     RUN/peft.
-
-    Args:
-        preference: The loss and its reference.
-        monitoring: Traces, and answers to held-out prompts.
-        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "prefer"
@@ -236,10 +209,6 @@ class Reward(FromMessages):
 
     Records are those of prefer. RUN/hf is a sequence classifier of transformers with one label, the
     reward. Adapters are merged into it.
-
-    Args:
-        reward: The loss.
-        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "reward"
@@ -254,10 +223,6 @@ class Embed(FromRecords):
     A record is {"query": ..., "positive": ...}, texts, and may have a "negative". All other texts
     of a batch are negatives, so --accumulate is 1; --chunks saves memory. A step of --global-batch
     N has N / 2 records, or N / 3 with negatives.
-
-    Args:
-        embedding: The texts and the loss.
-        training: Batch and learning rate.
     """
 
     recipe: ClassVar[str] = "embed"
@@ -288,47 +253,21 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def fields_of(kind: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
+    """Returns {name: field} of all groups, in the order of `parts`. No two share a name."""
+    return {item.name: item for group in parts(kind).values() for item in dataclasses.fields(group)}
+
+
 def load(run: Path) -> Settings:
     """Reads `run`/run.json. Raises DamagedRun if it is damaged, or of another version."""
-    path = run / FILE
+    stored = Run(run)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind, values = RECIPES[content["recipe"]], content["settings"]
-        skipped = values.pop("skipped")
-        beside = _beside(values)
-        kinds = parts(kind)
-        if values.keys() != kinds.keys():
-            raise KeyError(*sorted(values.keys() ^ kinds.keys()))
-        made = {name: _part(kinds[name], values[name]) for name in kinds}
-        return kind(**made, skipped=None if skipped is None else tuple(skipped), **beside)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        return stored.settings_as(RECIPES[stored.recipe or ""])
+    except (DamagedRun, KeyError) as error:
         raise DamagedRun(
-            f"{str(path)!r} must be JSON, got a damaged file ({error}): restore it, or start a new "
-            "run with another --out"
-        ) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedRun(
-            f"{str(path)!r} must hold settings that this version of dovetail wrote "
+            f"{str(run / FILE)!r} must hold settings that this version of dovetail wrote "
             f"({type(error).__name__}: {error}): start a new run with another --out"
         ) from error
-
-
-def _beside(values: dict[str, Any]) -> dict[str, Any]:
-    """Removes and returns what earlier versions did not write."""
-    rewind = values.pop("rewind", None)
-    if rewind is not None:
-        rewind = Rewind(**rewind | {"leave_out": _pairs(rewind["leave_out"])})
-    beside = {name: values.pop(name, None) for name in ("keys", "asked")}
-    return {"leave_out": _pairs(values.pop("leave_out", ())), "rewind": rewind, **beside}
-
-
-def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((first, end) for first, end in values)
-
-
-def _part(kind: Any, values: dict[str, Any]) -> Any:
-    """Restores tuples, which JSON lacks."""
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def create(kind: type[S], given: dict[str, Any]) -> S:
@@ -336,26 +275,22 @@ def create(kind: type[S], given: dict[str, Any]) -> S:
 
     A shape has the sizes of its family. Raises ValueError if a required option is missing.
     """
-    made: dict[str, Any] = {}
-    for name, group in parts(kind).items():
-        fields = dataclasses.fields(group)
-        for item in fields:
-            if item.default is dataclasses.MISSING and item.name not in given:
-                raise ValueError(
-                    f"a new run of {kind.recipe} needs {item.name}, got none: pass "
-                    f"{option(item.name)} {item.metadata['parse'].get('metavar', 'DIR')}, a "
-                    f"{item.metadata['help']}"
-                )
-        made[name] = group(**{f.name: given[f.name] for f in fields if f.name in given})
-    if "shape" in made:
-        from dovetail_stack.recipes.families import completed
+    for name, item in fields_of(kind).items():
+        if item.default is dataclasses.MISSING and name not in given:
+            raise ValueError(
+                f"a new run of {kind.recipe} needs {name}, got none: pass {option(name)} "
+                f"{item.metadata['metavar']}, a {item.metadata['help']}"
+            )
+    made = from_options(kind, argparse.Namespace(**given))
+    if not isinstance(made, Pretrain | Distil):
+        return made
+    from dovetail_stack.recipes.families import completed
 
-        made["shape"] = completed(made["shape"])
-    return kind(**made)
+    return dataclasses.replace(made, shape=completed(made.shape))
 
 
 def flat(stored: Settings) -> dict[str, Any]:
-    """Returns {field: value} of all groups. No two groups share a field name."""
+    """Returns {field: value} of all groups."""
     values = dataclasses.asdict(stored)
     return {k: v for name in parts(type(stored)) for k, v in values[name].items()}
 
@@ -381,9 +316,9 @@ def _without_asked(given: dict[str, Any], stored: Settings) -> dict[str, Any]:
 
 def changed(given: dict[str, Any], stored: S) -> S:
     """Returns the stored settings with the given options. Raises ValueError if they do not fit."""
-    made = create(type(stored), {**flat(stored), **_without_asked(given, stored)})
-    beside = ("skipped", "leave_out", "rewind", "keys", "asked")
-    return dataclasses.replace(made, **{name: getattr(stored, name) for name in beside})
+    kind = type(stored)
+    made = create(kind, {**flat(stored), **_without_asked(given, stored)})
+    return dataclasses.replace(stored, **{name: getattr(made, name) for name in parts(kind)})
 
 
 def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:

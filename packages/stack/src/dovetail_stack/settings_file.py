@@ -14,14 +14,15 @@ are typed: --out, --resume, --rewind, --leave-out, --estimate and those of sever
 """
 
 import dataclasses
-import difflib
 import textwrap
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail_runs.settings.options import arguments
 from dovetail_stack import settings
+from dovetail_stack._command import similar
 from dovetail_stack.recipes.fields import help_of
 from dovetail_stack.recipes.options import Devices
 from dovetail_stack.settings import RECIPES, Settings
@@ -107,9 +108,13 @@ def values_of(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, dict[
 
     A required option that is not given is None. Raises ValueError for values that do not fit.
     """
-    _check(kind, given)
+    fields = settings.fields_of(kind)
+    needed = {n: "" for n, item in fields.items() if item.default is dataclasses.MISSING}
+    settings.create(kind, {**needed, **given})
+    defaults = {n: item.default if n not in needed else None for n, item in fields.items()}
+    values = {**dataclasses.asdict(Devices()), **defaults, **given}
     return {
-        section: {item.name: given.get(item.name, _default(item)) for item in _fields(group)}
+        section: {item.name: values[item.name] for item in dataclasses.fields(group)}
         for section, group in sections(kind).items()
     }
 
@@ -133,7 +138,7 @@ def written(kind: type[Settings], given: Mapping[str, Any]) -> str:
     values = values_of(kind, given)
     for section, group in sections(kind).items():
         table = tomlkit.table()
-        for item in _fields(group):
+        for item in dataclasses.fields(group):
             for line in textwrap.wrap(help_of(item, in_words=False), _WIDTH):
                 table.add(tomlkit.comment(line))
             value = values[section][item.name]
@@ -146,36 +151,11 @@ def written(kind: type[Settings], given: Mapping[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _check(kind: type[Settings], given: Mapping[str, Any]) -> None:
-    """Raises ValueError if given values do not fit each other. Required ones may be missing."""
-    names = [item.name for group in settings.parts(kind).values() for item in _fields(group)]
-    missing = {
-        item.name: ""
-        for group in settings.parts(kind).values()
-        for item in _fields(group)
-        if item.default is dataclasses.MISSING
-    }
-    settings.create(kind, missing | {name: given[name] for name in names if name in given})
-
-
-def _fields(group: Any) -> Any:
-    return dataclasses.fields(group)
-
-
-def _default(item: Any) -> Any:
-    return None if item.default is dataclasses.MISSING else item.default
-
-
-def _type(item: Any) -> type:
-    """Returns int, float, str or bool: the type of the value, or of the items of a list."""
-    parse = item.metadata["parse"]
-    declared = parse.get("type", type(item.default))
-    return declared if declared in _KINDS else str  # a path's type is a function
-
-
 def _value(item: Any, value: Any, *, place: str, file: Path) -> Any:
     """Returns a value of the file in the type of the settings, or raises ValueError."""
-    parse, wanted = item.metadata["parse"], _type(item)
+    parse = arguments(item, item.type)
+    convert = parse.get("type", bool if isinstance(item.default, bool) else str)
+    wanted = convert if convert in _KINDS else str  # a path's type is a function
     many = "nargs" in parse or parse.get("action") == "append"
     values = value if many and isinstance(value, list) else [value]
     accepted = (int, float) if wanted is float else wanted
@@ -193,19 +173,12 @@ def _value(item: Any, value: Any, *, place: str, file: Path) -> Any:
             f"{place} must be one of {', '.join(parse['choices'])}, got {value!r} in "
             f"{str(file)!r}{near}: write for example {place} = {example}"
         )
-    convert = parse.get("type", wanted)
     return tuple(map(convert, value)) if many else convert(value)
 
 
 def _unknown_section(section: str, kind: type[Settings], file: Path) -> str:
     known = sections(kind)
-    for other, group in known.items():
-        if any(item.name == section for item in _fields(group)):
-            return (
-                f"an option must stand in its section, got {section} at the top of {str(file)!r}: "
-                f"write it below a line [{other}]"
-            )
-    return (
+    return _misplaced(section, known, f"{section} at the top of {str(file)!r}") or (
         f"a section must be one of {', '.join(f'[{name}]' for name in known)}, got [{section}] in "
         f"{str(file)!r}{_near(section, known)}: correct it or remove it"
     )
@@ -213,28 +186,31 @@ def _unknown_section(section: str, kind: type[Settings], file: Path) -> str:
 
 def _unknown_key(section: str, name: str, kind: type[Settings], file: Path) -> str:
     known = sections(kind)
-    for other, group in known.items():
-        if any(item.name == name for item in _fields(group)):
-            return (
-                f"an option must stand in its section, got {name!r} in section [{section}] of "
-                f"{str(file)!r}: write it below a line [{other}]"
-            )
-    names = [item.name for item in _fields(known[section])]
-    return (
+    names = [item.name for item in dataclasses.fields(known[section])]
+    return _misplaced(name, known, f"{name!r} in section [{section}] of {str(file)!r}") or (
         f"section [{section}] must hold options of that group, got {name!r} in {str(file)!r}"
         f"{_near(name, names)}: write one of {', '.join(names)}"
     )
 
 
+def _misplaced(name: str, known: Mapping[str, Any], got: str) -> str | None:
+    """Returns the refusal of an option that belongs to another section, or None."""
+    for section, group in known.items():
+        if any(item.name == name for item in dataclasses.fields(group)):
+            return (
+                f"an option must stand in its section, got {got}: write it below a line [{section}]"
+            )
+    return None
+
+
 def _near(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    near = similar(name, list(known))
+    return f" (did you mean {near}?)" if near else ""
 
 
 def _recipe(named: Any) -> Any:
     """Returns the recipe of an alias, such as sft. Other values are returned as they are."""
-    own = [recipe for recipe, aliases in settings.ALIASES.items() if named in aliases]
-    return own[0] if own else named
+    return next((own for own, aliases in settings.ALIASES.items() if named in aliases), named)
 
 
 def _content(file: Path) -> dict[str, Any]:

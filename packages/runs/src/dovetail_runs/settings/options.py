@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 S = TypeVar("S")
+_DECLARED = ("choices", "metavar", "type", "action")  # in the metadata of a field
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
@@ -18,7 +19,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
 
     A group of settings, a field that is a dataclass itself, is a group in the help. A field of type
     `bool` is a pair of options, `--shuffle` and `--no-shuffle`. The metadata of a field may have
-    "help", a text, and "choices".
+    "help", a text, and arguments of argparse that replace those of its type: "choices", "metavar",
+    "type" and "action".
 
     Args:
         parser: The parser of the command.
@@ -73,35 +75,39 @@ def _declare(
             dest=field.name,
             default=argparse.SUPPRESS,
             required=field.default is field.default_factory is dataclasses.MISSING,
-            **_parsing(field, hint),
+            help=_help(field),
+            **arguments(field, hint),
         )
 
 
-def _parsing(field: Any, hint: Any) -> dict[str, Any]:
-    """Returns the arguments of argparse for a field."""
-    options: dict[str, Any] = {"help": _help(field)}
-    if "choices" in field.metadata:
-        options["choices"] = field.metadata["choices"]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+def arguments(field: Any, hint: Any) -> dict[str, Any]:
+    """Returns the arguments of `add_argument` that follow from the type of a field.
+
+    Those in its metadata replace them. An "action" there, such as "append", replaces all.
+
+    Raises TypeError for a type without an option.
+    """
+    declared = {name: field.metadata[name] for name in _DECLARED if name in field.metadata}
+    return declared if "action" in declared else _of_type(field.name, hint) | declared
+
+
+def _of_type(name: str, hint: Any) -> dict[str, Any]:
+    origin, items = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        kinds = [a for a in arguments if a is not type(None)]
+        kinds = [item for item in items if item is not type(None)]
         if len(kinds) == 1:
-            return options | {k: v for k, v in _parsing(field, kinds[0]).items() if k != "help"}
+            return _of_type(name, kinds[0])
     if origin is typing.Literal:
-        return options | {"choices": arguments, "type": type(arguments[0])}
-    if origin is tuple and len(set(arguments) - {Ellipsis}) == 1:
-        return (
-            options
-            | {"nargs": "+" if Ellipsis in arguments else len(arguments)}
-            | {"type": arguments[0]}
-        )
+        return {"choices": items, "type": type(items[0])}
+    if origin is tuple and len(set(items) - {Ellipsis}) == 1:
+        return {"nargs": "+" if Ellipsis in items else len(items), "type": items[0]}
     if hint is bool:
-        return options | {"action": argparse.BooleanOptionalAction}
+        return {"action": argparse.BooleanOptionalAction}
     if hint in (int, float, str, Path):
-        return options | {"type": hint}
+        return {"type": hint}
     raise TypeError(
         f"a setting must be a number, a string, a path, a tuple of one kind, a Literal or a group, "
-        f"got {field.name}: {hint}: declare it without add_options"
+        f"got {name}: {hint}: declare it without add_options"
     )
 
 

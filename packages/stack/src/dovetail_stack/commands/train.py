@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dovetail_runs.settings.options import arguments
 from dovetail_stack import (
     checking,
     estimating,
@@ -67,7 +68,7 @@ def add(parser: Parser) -> None:
             name,
             aliases=settings.ALIASES.get(name, ()),
             help=(kind.__doc__ or "").splitlines()[0],
-            description=_sentences(kind),
+            description=inspect.getdoc(kind),
             argument_default=argparse.SUPPRESS,
         )
         recipe.set_defaults(recipe=name)  # the alias that was typed is forgotten
@@ -80,9 +81,9 @@ def add(parser: Parser) -> None:
         _everywhere(recipe)
         if issubclass(kind, FromRecords):
             _checks(recipe)
-        fields = [f for group in parts.values() for f in dataclasses.fields(group)]
-        needed = [f.name for f in fields if f.default is dataclasses.MISSING]
-        recipe.needed = [*map(settings.option, needed), "--out"]
+        fields = settings.fields_of(kind).items()
+        needed = [settings.option(n) for n, f in fields if f.default is dataclasses.MISSING]
+        recipe.needed = [*needed, "--out"]
         recipe.at_end = True
     parser.usage = f"{parser.prog} RECIPE [options], or {parser.prog} --out RUN to resume"
 
@@ -94,11 +95,6 @@ def _checks(parser: Parser) -> None:
     parser.add_argument("--check", action="store_true", help=help)
     help = "colors of --check, also where no terminal is"
     parser.add_argument("--color", action="store_true", help=help)
-
-
-def _sentences(kind: type) -> str:
-    """Returns the docstring before `Args:`: those name options by their groups in Python."""
-    return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArgs:")[0]
 
 
 def _add_out(group: Any) -> None:
@@ -205,14 +201,8 @@ def _options(group: Any, part: Any) -> None:
     if part is Duration:
         group = group.add_mutually_exclusive_group()
     for item in dataclasses.fields(part):
-        declared = {"type", "action"} & set(item.metadata["parse"])
-        parse = {} if declared else {"type": type(item.default)}
-        group.add_argument(
-            settings.option(item.name),
-            help=help_of(item).replace("%", "%%"),
-            **parse,
-            **item.metadata["parse"],
-        )
+        help = help_of(item).replace("%", "%%")
+        group.add_argument(settings.option(item.name), help=help, **arguments(item, item.type))
 
 
 def run(args: argparse.Namespace) -> int:

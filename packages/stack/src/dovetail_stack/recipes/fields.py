@@ -44,14 +44,15 @@ def declared(default: Any, help: str, **parse: Any) -> Any:
     Args:
         default: Its default.
         help: Its help, with the unit.
-        **parse: Arguments of argparse. The type is the default's if not given.
+        **parse: Arguments of argparse that do not follow from its type; see
+            `dovetail_runs.add_options`.
     """
-    return field(default=default, metadata={"help": help, "parse": parse})
+    return field(default=default, metadata={"help": help, **parse})
 
 
 def needed(help: str, **parse: Any) -> Any:
     """Declares a required directory, or other paths if `parse` says so."""
-    return field(metadata={"help": help, "parse": {"type": absolute, **parse}})
+    return field(metadata={"help": help, "type": absolute, **parse})
 
 
 def help_of(item: Any, *, in_words: bool = True) -> str:
@@ -92,3 +93,9 @@ def above_zero(values: Any, *names: str) -> None:
         value = getattr(values, name)
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, got {name}={value}: leave it out")
+
+
+def check_share(held_out: float) -> None:
+    """Raises ValueError unless a held-out share lies between 0 and 1."""
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must lie between 0 and 1, got held_out={held_out}: try 0.05")

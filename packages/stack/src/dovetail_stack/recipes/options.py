@@ -6,14 +6,16 @@ The metadata of each field hold the help of `dovetail train RECIPE --help`, with
 """
 
 import math
+import os
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dovetail_stack.recipes.fields import (
     above_zero,
     absolute,
     at_least,
     check_local,
+    check_share,
     declared,
     needed,
 )
@@ -24,11 +26,16 @@ HEAD = 64  # numbers of a head, where the width allows it
 FAMILY, EMBED, DEPTH, MLP = "llama", 192, 4, 512
 EXPERTS, ACTIVE = 8, 2  # of a mixture, as in Mixtral
 BALANCE = 0.01  # as in Fedus et al. 2021, 2101.03961, section 2.2
-COMPUTE = ("float32", "bfloat16")
 PATTERN_HELP = (
     "glob of the files below --text: *.py leaves out subfolders, **/*.py does not; "
     "**/*: all but hidden files"
 )
+
+_MODEL = "Hugging Face directory with a tokenizer, a finished run, or a Hub id"
+_ALLOW = "an unknown key of its config.json to accept; may be repeated"
+_IGNORE = "extra tensors to leave out, as '**.inv_freq'; may be repeated"
+_KEYS: dict[str, Any] = {"action": "append", "metavar": "KEY"}
+_PATTERNS: dict[str, Any] = {**_KEYS, "metavar": "PATTERN"}
 
 
 def _divisors(number: int) -> str:
@@ -37,28 +44,16 @@ def _divisors(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The text to train on.
-
-    Args:
-        text: Directory of UTF-8 text files.
-        pattern: Glob of the files below it.
-        skip: Names of folders to leave out.
-        held_out: Share of the files to hold out, in (0, 1).
-    """
+    """The text to train on."""
 
     text: str = needed("directory of UTF-8 text files", metavar="DIR")
     pattern: str = declared("**/*", PATTERN_HELP, metavar="GLOB")
-    skip: tuple[str, ...] = declared(
-        (), "names of folders to leave out", type=str, nargs="+", metavar="NAME"
-    )
+    skip: tuple[str, ...] = declared((), "names of folders to leave out", metavar="NAME")
     held_out: float = declared(0.05, "share of the files to hold out, in (0, 1)", metavar="SHARE")
 
     def __post_init__(self) -> None:
         check_local("text", self.text)
-        if not 0 < self.held_out < 1:
-            raise ValueError(
-                f"held_out must lie between 0 and 1, got held_out={self.held_out}: try 0.05"
-            )
+        check_share(self.held_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +70,9 @@ class Vocabulary:
 class Duration:
     """Length of a run. Without either option it is one pass over the text."""
 
-    steps: int | None = declared(
-        None, "optimizer steps in all; a later launch may add some", type=int
-    )
+    steps: int | None = declared(None, "optimizer steps in all; a later launch may add some")
     minutes: float | None = declared(
-        None,
-        "minutes of training: as many steps as fit, 4 passes at the most",
-        type=float,
-        metavar="MINUTES",
+        None, "minutes of training: as many steps as fit, 4 passes at the most", metavar="MINUTES"
     )
 
     def __post_init__(self) -> None:
@@ -98,18 +88,6 @@ class Shape:
 
     A head has embed / heads numbers, an even number for rotary embeddings. Sizes that are 0 here
     follow from the family: see `dovetail_stack.recipes.families.completed`.
-
-    Args:
-        config: File or directory that describes the model, instead of all others here.
-        family: Family of decoders. None: llama, without `config`.
-        embed: Width of the residual stream. 0: 192.
-        depth: Number of layers. 0: 4.
-        heads: Query heads. 0: as many as give a head up to 64 numbers.
-        kv_heads: Key and value heads. 0: 1, where a family groups its heads.
-        mlp: Width of the dense feed-forward layers. 0: 512, where a family has any.
-        experts: Experts per layer. 0: 8, in mixtures.
-        active_experts: Experts per token. 0: 2, in mixtures.
-        expert_mlp: Width of an expert. 0: that of a dense layer over `active_experts`.
     """
 
     config: str | None = declared(
@@ -119,10 +97,7 @@ class Shape:
         metavar="FILE",
     )
     family: str | None = declared(
-        None,
-        "family of decoders, such as llama, gemma3 or mixtral; none: llama",
-        type=str,
-        metavar="NAME",
+        None, "family of decoders, such as llama, gemma3 or mixtral; none: llama", metavar="NAME"
     )
     embed: int = declared(0, f"width of the residual stream; 0: {EMBED}")
     depth: int = declared(0, f"layers; 0: {DEPTH}")
@@ -181,31 +156,16 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """Settings of a step apart from the optimizer.
-
-    Args:
-        length: Tokens in a row.
-        global_batch: Rows in a step, over all devices.
-        accumulate: Microbatches of a step.
-        precision: Compute dtype; parameters stay float32.
-        remat: Recompute nothing, all but attention, or everything in the backward pass.
-        ema: Decay per step of averaged parameters, which are then exported. 0: no average.
-        guard_sigma: Skip a step if loss or gradient norm exceeds the median by so many deviations.
-            0: skip only non-finite steps.
-        save_every: Steps between checkpoints. 0: a tenth of the run.
-        seed: Seed of parameters and data order.
-    """
+    """Settings of a step apart from the optimizer."""
 
     length: int = declared(256, "tokens in a row")
     global_batch: int = declared(4, "rows in a step, over all devices")
     accumulate: int = declared(1, "microbatches of a step")
     precision: Literal["float32", "bfloat16"] = declared(
-        "float32", "dtype inside the loss; parameters stay float32", choices=COMPUTE
+        "float32", "dtype inside the loss; parameters stay float32"
     )
     remat: Literal["none", "attention", "all"] = declared(
-        "none",
-        "recomputed in the backward pass of each layer: nothing, all but attention, or all",
-        choices=("none", "attention", "all"),
+        "none", "recomputed in the backward pass of each layer: nothing, all but attention, or all"
     )
     ema: float = declared(
         0.0,
@@ -238,13 +198,7 @@ class Batching:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Batching):
-    """Settings of a training from scratch, apart from its number of steps.
-
-    Args:
-        learning_rate: Adam's peak per step, above 0.
-        matrix_learning_rate: Muon's peak per step, above 0.
-        balance: Weight of the balance loss of a mixture of experts. None: 0.01, in mixtures.
-    """
+    """Settings of a training from scratch, apart from its number of steps."""
 
     learning_rate: float = declared(
         1e-2, "Adam's peak per step, for embeddings and norms", metavar="RATE"
@@ -256,7 +210,6 @@ class Training(Batching):
         None,
         f"weight of a mixture's balance loss, which is 1 if a text uses all experts alike; none: "
         f"{BALANCE} in mixtures",
-        type=float,
         metavar="WEIGHT",
     )
 
@@ -275,11 +228,6 @@ class Tuning(Batching):
 
     Adapters take ten times the rate of whole matrices, where runs of both agree best (Schulman et
     al. 2025, "LoRA Without Regret").
-
-    Args:
-        learning_rate: Adam's peak. 0: 2e-5, or 2e-4 for adapters.
-        lora_rank: Rank of the adapters, trained alone. 0: train every parameter.
-        lora_alpha: Adapters are scaled by alpha / rank.
     """
 
     rates: ClassVar[tuple[float, float]] = (2e-5, 2e-4)  # without adapters, and with
@@ -302,11 +250,7 @@ class Tuning(Batching):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:
-    """Traces during training, beside the metrics.
-
-    Args:
-        trace: First of 5 steps traced by jax.profiler to RUN/trace. 0: none.
-    """
+    """Traces during training, beside the metrics."""
 
     trace: int = declared(0, "first of 5 steps traced by jax.profiler, in RUN/trace; 0: none")
 
@@ -316,12 +260,7 @@ class Monitoring:
 
 @dataclass(frozen=True, kw_only=True)
 class TextMonitoring(Monitoring):
-    """Monitoring of a model of text, by the continuation of one prompt.
-
-    Args:
-        samples: Steps between samples in RUN/samples.jsonl. 0: none.
-        prompt: Beginning of each sample.
-    """
+    """Monitoring of a model of text, by the continuation of one prompt."""
 
     samples: int = declared(0, "steps between samples of text, in RUN/samples.jsonl; 0: none")
     prompt: str = declared("The", "beginning of each sample", metavar="TEXT")
@@ -333,12 +272,7 @@ class TextMonitoring(Monitoring):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceMonitoring(TextMonitoring):
-    """Monitoring of a model whose samples may be drawn as a published directory suggests.
-
-    Args:
-        directory_sampling: Draw the samples as generation_config.json of the model (of the teacher,
-            in `distil`) suggests. False: take the likeliest tokens.
-    """
+    """Monitoring of a model whose samples may be drawn as a published directory suggests."""
 
     directory_sampling: bool = declared(
         False, "draw samples as the model's generation_config.json suggests", action="store_true"
@@ -355,18 +289,51 @@ class SourceMonitoring(TextMonitoring):
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Axes of the mesh of devices.
-
-    Args:
-        data: Ways to split the batch.
-        fsdp: Ways to split batch, parameters and optimizer.
-        tensor: Ways to split heads and hidden layers.
-        context: Ways to split rows into pieces of tokens.
-        expert: Ways to split experts, and the batch.
-    """
+    """Axes of the mesh of devices."""
 
     data: int = declared(1, "ways to split the batch")
     fsdp: int = declared(1, "ways to split batch, parameters and optimizer")
     tensor: int = declared(1, "ways to split heads and hidden layers")
     context: int = declared(1, "ways to split rows into pieces of tokens")
     expert: int = declared(1, "ways to split experts, and the batch")
+
+
+def model_path(path: str) -> str:
+    """Returns the absolute path of a directory; an id of the Hugging Face Hub stays as it is."""
+    if os.path.exists(path) or path.count("/") != 1:
+        return absolute(path)
+    from dovetail_models.hf.hub import is_id
+
+    return path if is_id(path) else absolute(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The model to train on."""
+
+    model: str = needed(_MODEL, type=model_path, metavar="MODEL")
+    allow: tuple[str, ...] = declared((), _ALLOW, **_KEYS)
+    ignore: tuple[str, ...] = declared((), _IGNORE, **_PATTERNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """The teacher and its weight in the loss."""
+
+    teacher: str = needed(_MODEL, type=model_path, metavar="MODEL")
+    alpha: float = declared(
+        0.5, "weight of the teacher in the loss, in [0, 1]; the text has the rest", metavar="WEIGHT"
+    )
+    temperature: float = declared(2.0, "divides the logits of both models; above 0")
+    teacher_precision: Literal["float32", "bfloat16"] = declared(
+        "float32", "dtype of the teacher's parameters"
+    )
+    allow: tuple[str, ...] = declared((), _ALLOW, **_KEYS)
+    ignore: tuple[str, ...] = declared((), _IGNORE, **_PATTERNS)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1 or not self.temperature > 0:
+            raise ValueError(
+                f"alpha must lie in [0, 1] and temperature above 0, got alpha={self.alpha}, "
+                f"temperature={self.temperature}: try alpha=0.5, temperature=2"
+            )

@@ -14,12 +14,12 @@ from dovetail_stack.recipes.fields import (
     absolute,
     at_least,
     check_local,
+    check_share,
     declared,
     needed,
 )
 from dovetail_stack.recipes.options import Batching, Monitoring, Tuning
 
-LOSSES = ("dpo", "orpo", "simpo", "cpo", "kto")
 WITH_REFERENCE = ("dpo", "kto")
 SMOOTHED = ("dpo", "cpo")
 BETAS = {"dpo": 0.1, "orpo": 0.1, "simpo": 2.0, "cpo": 0.1, "kto": 0.1}  # as their papers have them
@@ -37,19 +37,10 @@ def template_name(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """The records to learn from.
-
-    Args:
-        records: JSON lines or Parquet files, all of one kind.
-        held_out: Share of the records to hold out, in (0, 1).
-        max_corrupt: Damaged records that may be left out.
-        json_columns: See `dovetail_data.parquet`.
-    """
+    """The records to learn from; see `dovetail_data.parquet` for columns that hold JSON."""
 
     records: tuple[str, ...] = needed(
-        "file of JSON lines or Parquet, or several; one record is one example",
-        nargs="+",
-        metavar="FILE",
+        "file of JSON lines or Parquet, or several; one record is one example", metavar="FILE"
     )
     held_out: float = declared(0.05, "share of the records to hold out, in (0, 1)", metavar="SHARE")
     max_corrupt: int = declared(
@@ -59,30 +50,19 @@ class Examples:
         (),
         "columns of Parquet files that hold JSON text, such as tools or "
         "messages.tool_calls.function.arguments",
-        type=str,
-        nargs="+",
         metavar="NAME",
     )
 
     def __post_init__(self) -> None:
         for file in self.records:
             check_local("records", file)
-        if not 0 < self.held_out < 1:
-            raise ValueError(
-                f"held_out must lie between 0 and 1, got held_out={self.held_out}: try 0.05"
-            )
+        check_share(self.held_out)
         at_least(self, 0, "max_corrupt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dialogue:
-    """The chat template.
-
-    Args:
-        template: Jinja file, or "chatml". None: the template of the model's directory.
-        date: Day that templates with a date write, YYYY-MM-DD.
-        ignore_keys: See `dovetail_data.Chat`.
-    """
+    """The chat template; see `dovetail_data.Chat`."""
 
     template: str | None = declared(
         None,
@@ -90,13 +70,9 @@ class Dialogue:
         type=template_name,
         metavar="FILE|chatml",
     )
-    date: str | None = declared(None, DATE_HELP, type=str, metavar="YYYY-MM-DD")
+    date: str | None = declared(None, DATE_HELP, metavar="YYYY-MM-DD")
     ignore_keys: tuple[str, ...] = declared(
-        (),
-        "keys of messages to leave out, though the template does not read them",
-        type=str,
-        nargs="+",
-        metavar="KEY",
+        (), "keys of messages to leave out, though the template does not read them", metavar="KEY"
     )
 
     def __post_init__(self) -> None:
@@ -113,16 +89,10 @@ class Dialogue:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversations(Dialogue):
-    """The chat template, and the messages that are trained.
-
-    Args:
-        train_on: See `dovetail_data.Chat`.
-    """
+    """The chat template, and the messages that are trained."""
 
     train_on: Literal["assistant", "last", "all"] = declared(
-        "assistant",
-        "messages that are trained: those of the assistant, the last of them, or all",
-        choices=("assistant", "last", "all"),
+        "assistant", "messages that are trained: those of the assistant, the last of them, or all"
     )
 
 
@@ -131,13 +101,6 @@ class Answers(Monitoring):
     """Monitoring of a model of answers, by held-out prompts.
 
     The answers to them before the first step and after the last are in RUN/samples.jsonl.
-
-    Args:
-        samples: Steps between further answers to them. 0: none.
-        prompts: Held-out prompts to answer. 0: none.
-        answer_tokens: Largest number of tokens of an answer.
-        directory_sampling: Draw the answers as generation_config.json of the model suggests. False:
-            take the likeliest tokens.
     """
 
     samples: int = declared(0, "steps between further answers in RUN/samples.jsonl; 0: none")
@@ -169,15 +132,11 @@ class Answers(Monitoring):
 class Adapting(Tuning):
     """Settings of the training of a model on records, apart from its number of steps.
 
-    Args:
-        quantize: Codes of the frozen matrices below adapters (QLoRA, 2305.14314). None: float32.
+    Adapters over quantized matrices are those of QLoRA (2305.14314).
     """
 
     quantize: Literal["int8", "int4"] | None = declared(
-        None,
-        "codes of the matrices below adapters, which are frozen; none: float32",
-        type=str,
-        choices=("int8", "int4"),
+        None, "codes of the matrices below adapters, which are frozen; none: float32"
     )
 
     def __post_init__(self) -> None:
@@ -195,12 +154,7 @@ _GUARD += "skip only steps that are not finite, since a loss near 0 has no scale
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTuning(Adapting):
-    """Settings of the training of a reward model, apart from its number of steps.
-
-    Args:
-        guard_sigma: As in `Batching`. The loss of separable pairs nears 0, where a spike relative
-            to the median means nothing.
-    """
+    """Settings of the training of a reward model, apart from its number of steps."""
 
     guard_sigma: float = declared(0.0, _GUARD)
 
@@ -211,9 +165,6 @@ class PreferenceTuning(RewardTuning):
 
     1e-6 is the rate of the DPO paper (2305.18290, appendix B). Adapters take ten times as much, as
     in `Tuning`.
-
-    Args:
-        learning_rate: Adam's peak. 0: 1e-6, or 1e-5 for adapters.
     """
 
     rates: ClassVar[tuple[float, float]] = (1e-6, 1e-5)
@@ -224,31 +175,16 @@ class PreferenceTuning(RewardTuning):
 
 @dataclass(frozen=True, kw_only=True)
 class Preferring:
-    """The loss of pairs and its reference.
+    """The loss of pairs and its reference."""
 
-    Args:
-        loss: A loss of `dovetail_tune`.
-        kind: Form of the loss, where it has several. None: sigmoid, or kto.
-        beta: Scale of the rewards. None: that of the loss's paper.
-        label_smoothing: Rate of flipped labels in [0, 0.5), for dpo and cpo.
-        reference: Where the log-probabilities of the model before training come from. None: the
-            model without its adapters; without adapters "field", and "frozen" for kto.
-    """
-
-    loss: Literal["dpo", "orpo", "simpo", "cpo", "kto"] = declared(
-        "dpo", "loss of dovetail_tune", choices=LOSSES
-    )
+    loss: Literal["dpo", "orpo", "simpo", "cpo", "kto"] = declared("dpo", "loss of dovetail_tune")
     kind: str | None = declared(
-        None,
-        "form of dpo, cpo or kto, such as ipo or hinge; none: sigmoid, or kto",
-        type=str,
-        metavar="NAME",
+        None, "form of dpo, cpo or kto, such as ipo or hinge; none: sigmoid, or kto", metavar="NAME"
     )
     beta: float | None = declared(
         None,
         "scale of the rewards; none: "
         + ", ".join(f"{beta} for {loss}" for loss, beta in BETAS.items()),
-        type=float,
     )
     label_smoothing: float = declared(
         0.0,
@@ -260,8 +196,6 @@ class Preferring:
         "log-probabilities of the model before training: a field of the rows, computed once and "
         "kept in RUN/reference, or from a frozen copy; none: the model without its adapters, or "
         "else the field, or the copy for kto",
-        type=str,
-        choices=("field", "frozen"),
     )
 
     def __post_init__(self) -> None:
@@ -292,21 +226,13 @@ class Preferring:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewarding:
-    """The loss of a reward model.
-
-    Args:
-        center: Weight of the term that keeps rewards around 0 (2312.09244). 0: none.
-        margin: Field of the records with the least difference of the rewards.
-    """
+    """The loss of a reward model. The term around 0 is that of 2312.09244."""
 
     center: float = declared(
         0.0, "weight of the term that keeps rewards around 0; 0: none", metavar="WEIGHT"
     )
     margin: str | None = declared(
-        None,
-        "field of the records with the least difference of the two rewards",
-        type=str,
-        metavar="FIELD",
+        None, "field of the records with the least difference of the two rewards", metavar="FIELD"
     )
 
     def __post_init__(self) -> None:
@@ -318,22 +244,14 @@ class Rewarding:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """The texts of a record and the loss of their vectors.
-
-    Args:
-        query: Field of the records with the query.
-        positive: Field with the text that belongs to it.
-        negative: Field with a hard negative, which may be empty. None: no such texts.
-        temperature: Divides the similarities, above 0.
-        chunks: Parts of a batch that are encoded one after the other, to save memory.
-    """
+    """The texts of a record and the loss of their vectors."""
 
     query: str = declared("query", "field of the records with the query", metavar="FIELD")
     positive: str = declared(
         "positive", "field with the text that belongs to the query", metavar="FIELD"
     )
     negative: str | None = declared(
-        None, "field with a text that seems to belong to it and does not", type=str, metavar="FIELD"
+        None, "field with a text that seems to belong to it and does not", metavar="FIELD"
     )
     temperature: float = declared(0.05, "divides the similarities; above 0")
     chunks: int = declared(1, "parts of a batch encoded one after the other, to save memory")
@@ -355,12 +273,7 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding(Batching):
-    """Settings of the training of an embedding model, apart from its number of steps.
-
-    Args:
-        learning_rate: Adam's peak per step, above 0.
-        guard_sigma: As in `RewardTuning`.
-    """
+    """Settings of the training of an embedding model, apart from its number of steps."""
 
     learning_rate: float = declared(2e-5, "Adam's peak per step", metavar="RATE")
     guard_sigma: float = declared(0.0, _GUARD)

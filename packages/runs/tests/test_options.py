@@ -150,15 +150,17 @@ class Declared:
     text: str = field(default="", metadata={"type": str.upper, "metavar": "TEXT", "help": "read"})
     allow: tuple[str, ...] = field(default=(), metadata={"action": "append", "metavar": "KEY"})
     dry: bool = field(default=False, metadata={"action": "store_true"})
+    seconds: float | None = field(default=None, metadata={"nargs": "?", "const": 9.0})
 
 
 def test_arguments_in_the_metadata_replace_those_of_the_type(capsys):
-    line = ["--text", "a", "--allow", "k", "--allow", "l", "--dry"]
-    assert _parsed(*line, kind=Declared) == Declared(text="A", allow=("k", "l"), dry=True)
+    line = ["--text", "a", "--allow", "k", "--allow", "l", "--dry", "--seconds"]
+    wanted = Declared(text="A", allow=("k", "l"), dry=True, seconds=9.0)
+    assert _parsed(*line, kind=Declared) == wanted
     with pytest.raises(SystemExit):
         _parsed("--help", kind=Declared)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "[--text TEXT] [--allow KEY] [--dry] options" in shown
+    assert "[--text TEXT] [--allow KEY] [--dry] [--seconds [SECONDS]] options" in shown
 
 
 def test_an_option_beside_those_of_the_settings_is_left_alone():

@@ -10,7 +10,6 @@ import types
 
 import pytest
 
-import dovetail_cluster
 from dovetail_stack import cli, many_hosts, settings
 from dovetail_stack.settings import Pretrain
 
@@ -129,7 +128,7 @@ def _held(out):
 @pytest.mark.parametrize("hosts", ["--hosts 2", "--slurm", "--ray auto"])
 def test_a_second_job_is_refused_before_a_host_is_started(hosts, texts, capsys, monkeypatch):
     out = texts.parent / "run"
-    monkeypatch.setattr(dovetail_cluster, "Cluster", None)  # a call of it would be a TypeError
+    monkeypatch.setattr(many_hosts, "Cluster", None)  # a call of it would be a TypeError
     monkeypatch.setattr(many_hosts, "_backend", lambda values: types.SimpleNamespace(count=2))
     line = ["train", "pretrain", "--text", str(texts), "--out", str(out), *hosts.split()]
     with _held(out):
@@ -141,7 +140,7 @@ def test_a_second_job_is_refused_before_a_host_is_started(hosts, texts, capsys, 
 
 def test_a_second_job_changes_nothing_of_the_first(texts, capsys, monkeypatch):
     out = texts.parent / "run"
-    monkeypatch.setattr(dovetail_cluster, "Cluster", None)
+    monkeypatch.setattr(many_hosts, "Cluster", None)
     settings.create(Pretrain, {"text": str(texts), "steps": 9, "global_batch": 4}).save(out)
     before = (out / settings.FILE).read_bytes()
     with _held(out):
@@ -162,7 +161,7 @@ def test_a_refused_job_leaves_no_lock_in_a_directory_of_others(texts, capsys):
 
 def test_a_killed_job_holds_nothing(texts, capsys, monkeypatch):
     out = texts.parent / "run"
-    monkeypatch.setattr(dovetail_cluster, "Cluster", _Started)
+    monkeypatch.setattr(many_hosts, "Cluster", _Started)
     line = ["train", "pretrain", "--text", str(texts), "--out", str(out), "--hosts", "2"]
     with _held(out) as holder:
         holder.kill()

@@ -8,39 +8,38 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
+from dovetail_data import Rows, batches
 from dovetail_stack import record_jobs
-from dovetail_stack.job import Job
-from dovetail_stack.launch_settings import accepting
-from dovetail_stack.settings import CHECKED_ROWS, FromRecords
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from dovetail_data import Rows
+from dovetail_stack.launch_options import CHECKED_ROWS
+from dovetail_stack.launch_settings import accepting, decided
+from dovetail_stack.recipes.records import longest, opened_corpora
+from dovetail_stack.settings import FromRecords
+from dovetail_tune import explain
 
 _BLOCK = 64  # rows that are counted at once
 
 
-def checked(run: FromRecords, values: Mapping[str, Any], *, mesh: "Mesh") -> str:
+def checked(values: dict[str, Any], out: Path | None, *, mesh: Mesh) -> str:
     """Returns the text of a check, or its JSON. It takes the way of a run up to its first batch.
 
     Args:
-        run: Settings, from `launch_settings.checked`.
-        values: Parsed arguments by name.
+        values: Parsed options by name.
+        out: Directory of the run. None: a new one.
         mesh: Devices.
 
     Raises:
         ValueError: Model, template or records do not fit, as a run would say it.
     """
-    from dovetail_stack.recipes.records import longest, opened_corpora
-    from dovetail_tune import explain
-
+    run, _ = decided(values, out, mesh)
+    assert isinstance(run, FromRecords)  # the others do not have the option
     with accepting(run), tempfile.TemporaryDirectory() as scratch:
-        rehearsed(run, Path(scratch), mesh=mesh)
+        job, step = record_jobs.job_of(run, Path(scratch), mesh), run.training
+        next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
         corpora = opened_corpora(Path(scratch))
         rows = record_jobs.rows_of(run, corpora.train)
         shown = rows.batch(np.arange(min(CHECKED_ROWS // rows.unit, len(rows))))
@@ -64,25 +63,7 @@ def checked(run: FromRecords, values: Mapping[str, Any], *, mesh: "Mesh") -> str
     return f"{_described(totals, run)}\n\n{explanation.render(color=color)}"
 
 
-def rehearsed(run: FromRecords, out: Path, *, mesh: "Mesh") -> Job:
-    """Returns the job of a run whose corpora are written, and draws its first batch.
-
-    Args:
-        run: Settings, from `launch_settings.checked`.
-        out: Directory to write to.
-        mesh: Devices.
-
-    Raises:
-        ValueError: As `execute` would, before its first step.
-    """
-    from dovetail_data import batches
-
-    job, step = record_jobs.job_of(run, out, mesh), run.training
-    next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
-    return job
-
-
-def _trained(rows: "Rows") -> int:
+def _trained(rows: Rows) -> int:
     """Returns the number of targets that count in all rows; 0 for rows without targets."""
     if "mask" not in rows.batch(np.arange(1)):
         return 0

@@ -6,16 +6,16 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dovetail_stack.model_directory import EXPORT
-
-if TYPE_CHECKING:
-    from dovetail_data import Rows
-    from dovetail_models import Decoder
-    from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_stack.recipes.sampling import Samples
-    from dovetail_train import Hook
+from dovetail_data import Pretrained, Rows
+from dovetail_models import Decoder, save
+from dovetail_models.hf.hub import resolve
+from dovetail_stack.model_directory import EXPORT, locate, refuse_quantized
+from dovetail_stack.recipes import continuation
+from dovetail_stack.recipes.fitting import Recipe
+from dovetail_stack.recipes.sampling import Samples
+from dovetail_train import Hook
 
 SAMPLES = "samples.jsonl"
 
@@ -37,18 +37,42 @@ class Job:
         ids: Ids of a tokenizer that was trained for the run. None: none was.
     """
 
-    recipe: "Recipe"
-    rows: "Rows"
-    held_out: "Rows"
+    recipe: Recipe
+    rows: Rows
+    held_out: Rows
     metrics: Mapping[str, Any]
     export: Callable[[Any, Path], None]
     begin: Callable[[int], None] | None = None
-    hooks: "Sequence[Hook]" = ()
-    at_ends: "Samples | None" = None
+    hooks: Sequence[Hook] = ()
+    at_ends: Samples | None = None
     ids: int | None = None
 
 
-def export(model: "Decoder", out: Path, *, like: Path) -> None:
+def opened(
+    named: str,
+    recipe: str,
+    *,
+    length: int,
+    read: Callable[..., tuple[Any, Pretrained]] = continuation.opened,
+) -> tuple[Path, Any, Pretrained]:
+    """Returns the directory of a model to begin from, its configuration and its tokenizer.
+
+    Args:
+        named: The directory, a finished run, or a Hub id.
+        recipe: Name of the recipe, for messages.
+        length: Tokens in a row.
+        read: Reads a directory.
+
+    Raises:
+        ValueError: The model is quantized, or cannot be trained on such rows.
+    """
+    path = resolve(named)
+    refuse_quantized(path, recipe)
+    directory = locate(path)
+    return directory, *read(directory, length=length)
+
+
+def export(model: Decoder, out: Path, *, like: Path) -> None:
     """Writes `out`/hf with the tokenizer. Replaces an earlier export of this run.
 
     Args:
@@ -56,8 +80,6 @@ def export(model: "Decoder", out: Path, *, like: Path) -> None:
         out: Directory of the run.
         like: Directory with the tokenizer's files.
     """
-    from dovetail_models import save
-
     if (out / EXPORT).exists():
         shutil.rmtree(out / EXPORT)
     save(model, out / EXPORT, like=like)

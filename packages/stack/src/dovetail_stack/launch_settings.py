@@ -10,20 +10,18 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 
+import dovetail_models
 from dovetail_runs import Run
 from dovetail_runs.record import launch, lock
 from dovetail_stack import processes, record_jobs, rewinding, settings, text_jobs
+from dovetail_stack.recipes.fitting import Recipe, text_fields
 from dovetail_stack.recipes.options import CHECKPOINTS, METRICS
 from dovetail_stack.settings import RECIPES, FromRecords, FromText, Settings
-
-if TYPE_CHECKING:
-    from jax.sharding import AbstractMesh, Mesh
-
-    from dovetail_stack.recipes.fitting import Recipe
 
 # Left by a run that was killed while it wrote its settings, and by file managers.
 _HARMLESS = (f"{settings.FILE}.partial", lock.FILE, launch.FILE, ".DS_Store")
@@ -54,7 +52,7 @@ def planned(values: dict[str, Any], out: Path) -> Settings:
             f"an estimate needs a recipe: type dovetail train {'|'.join(RECIPES)} --estimate KIND"
         )
     kind = RECIPES[values["recipe"]]
-    return settings.create(kind, given_of(values, kind))
+    return settings.create(kind, settings.given_of(values, kind))
 
 
 def resolved(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
@@ -121,7 +119,7 @@ def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settin
 
 def _created(values: dict[str, Any], mesh: Any) -> Settings:
     kind = RECIPES[values["recipe"]]
-    run = settings.create(kind, given_of(values, kind))
+    run = settings.create(kind, settings.given_of(values, kind))
     with accepting(run):
         return checked(run, mesh=mesh)
 
@@ -141,7 +139,7 @@ def _check_empty(out: Path) -> None:
 
 def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> Settings:
     """Returns the stored settings with the given ones. Raises ValueError for another run's."""
-    given = given_of(values, type(stored))
+    given = settings.given_of(values, type(stored))
     differing = settings.differences(given, stored)
     if "minutes" in differing:
         raise ValueError(
@@ -181,7 +179,7 @@ def _announce(changes: dict[str, list[Any]]) -> None:
 def _same(values: dict[str, Any], out: Path) -> bool:
     """Tests whether the command asks for the run in `out`."""
     stored = settings.load(out)
-    given = given_of(values, type(stored))
+    given = settings.given_of(values, type(stored))
     return values["recipe"] == stored.recipe and not settings.differences(given, stored)
 
 
@@ -203,22 +201,14 @@ def _clear(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
 
 
-def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
-    """Returns the given options of a recipe, in the types of its settings."""
-    selected = {name: values[name] for name in settings.fields_of(kind) if name in values}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}
-
-
 def accepting(run: Settings) -> contextlib.AbstractContextManager[None]:
     """Opens directories, inside, with what the settings of a run accept."""
     if not any(run.accepted.values()):
         return contextlib.nullcontext()
-    import dovetail_models
-
     return dovetail_models.accepting(**run.accepted)
 
 
-def checked(run: S, *, mesh: "Mesh") -> S:
+def checked(run: S, *, mesh: Mesh) -> S:
     """Checks the settings of a new run. Writes nothing and reads no weights.
 
     Args:
@@ -247,10 +237,8 @@ def checked(run: S, *, mesh: "Mesh") -> S:
     return text_jobs.checked(run)
 
 
-def _check_fields(recipe: "Recipe") -> None:
+def _check_fields(recipe: Recipe) -> None:
     """Raises ValueError if the fields that the loss needs cannot be made of a batch of its size."""
-    from dovetail_stack.recipes.fitting import text_fields
-
     fields = text_fields(recipe.batching)
     empty: dict[str, Any] = {name: np.zeros(x.shape, x.dtype) for name, x in fields.items()}
     if "pair_ids" in (recipe.fields or {}):
@@ -258,7 +246,7 @@ def _check_fields(recipe: "Recipe") -> None:
     next(recipe.batches(iter([empty])))
 
 
-def outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
+def outlined(run: Settings, mesh: Mesh | AbstractMesh) -> Recipe:
     """Returns the recipe before its corpora are read."""
     if isinstance(run, FromRecords):
         return record_jobs.outlined(run, mesh)
@@ -266,7 +254,7 @@ def outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
     return text_jobs.outlined(run, mesh)
 
 
-def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
+def check_batch(run: Settings, mesh: Mesh | AbstractMesh) -> None:
     """Raises ValueError unless rows and tokens of a step divide among the devices."""
     sizes, step = dict(mesh.shape), run.training
     ways = math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp", "expert"))

@@ -13,56 +13,23 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
+from jax.sharding import AbstractMesh
+
+from dovetail_cluster import Cluster, Elastic, JobError, Local, RankError, Ray, Slurm
+from dovetail_cluster.backends.base import Backend
 from dovetail_runs import Run
 from dovetail_runs.record import job
 from dovetail_stack import launch_settings, rewinding, settings
+from dovetail_stack.launch_options import HOSTS, LONG, STALL_S
 from dovetail_stack.mesh import axes_of, over_all
 from dovetail_stack.ranks import RefusedError, rank
+from dovetail_train import abstract_mesh
 
-if TYPE_CHECKING:
-    from jax.sharding import AbstractMesh
-
-    from dovetail_cluster import Cluster
-    from dovetail_cluster.backends.base import Backend
-
-OPTIONS = ("hosts", "fewest_hosts", "stall", "ray", "slurm")
-STALL_S = 120.0  # as `dovetail_cluster.Elastic`
-LONG = 15  # phases without steps, and the first step, may take so many times as long
 # Imported once on each host, before its ranks are forked.
 PRELOAD = ("dovetail_stack.recipes.fitting", "dovetail_stack.recipes.language_model")
-
-
-def is_asked(values: Mapping[str, Any]) -> bool:
-    """Tests whether the command asks for many hosts. Raises ValueError for a contradiction."""
-    given = [name for name in OPTIONS if name in values]
-    if not given:
-        return False
-    shown = settings.option(given[0])
-    for name in ("coordinator", "processes", "process", "estimate", "check", "print_settings"):
-        if name in values:
-            raise ValueError(
-                f"a job on many hosts must be one command that trains, got {shown} and "
-                f"{settings.option(name)}: leave out one of them"
-            )
-    if not {"hosts", "ray", "slurm"} & set(given):
-        raise ValueError(f"{shown} must come with hosts, got none: add --hosts N")
-    if "slurm" in values and ("ray" in values or "hosts" in values):
-        other = "ray" if "ray" in values else "hosts"
-        raise ValueError(
-            f"the hosts of --slurm must be those of its allocation, got {settings.option(other)} "
-            f"too: leave it out"
-        )
-    for name in ("hosts", "fewest_hosts"):
-        if values.get(name, 1) < 1:
-            raise ValueError(f"{name} must be at least 1, got {name}={values[name]}: pass 2")
-    if not values.get("stall", STALL_S) > 0:
-        raise ValueError(
-            f"stall must be a number of seconds above 0, got stall={values['stall']}: pass "
-            f"--stall {STALL_S:g}"
-        )
-    return True
 
 
 def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
@@ -80,10 +47,6 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
         ValueError: Options contradict each other, or a number of hosts does not fit.
         RuntimeError: The job failed more often than it may, or another process holds the run.
     """
-    import jax
-
-    from dovetail_cluster import Cluster, Elastic
-
     jax.config.update("jax_platforms", "cpu")  # the devices are for the ranks
     is_local = not {"ray", "slurm"} & values.keys()
     stall_s = values.get("stall", STALL_S)
@@ -136,7 +99,7 @@ def allowed(
             f"--fewest-hosts {hosts}, or leave it out"
         )
     run = launch_settings.planned(values, out)
-    given = launch_settings.given_of(values, type(run))
+    given = settings.given_of(values, type(run))
     run = settings.changed(given, run) if given else run
     errors = {n: _misfit(run, values, n * devices_per_host) for n in range(1, hosts + 1)}
     wrong = next((n for n in (hosts, fewest) if errors[n] is not None), None)
@@ -153,10 +116,8 @@ class _SuspendedError(Exception):
     """The job stands still at an agreed step, saved, as a signal has asked."""
 
 
-def _backend(values: Mapping[str, Any]) -> "Backend":
+def _backend(values: Mapping[str, Any]) -> Backend:
     if "slurm" in values:
-        from dovetail_cluster import Slurm
-
         return Slurm()
     if "ray" in values:
         if importlib.util.find_spec("ray") is None:
@@ -164,17 +125,11 @@ def _backend(values: Mapping[str, Any]) -> "Backend":
                 f"--ray needs the package ray, got --ray {values['ray']} without it: type "
                 f'pip install "dovetail-stack[ray]"'
             )
-        from dovetail_cluster import Ray
-
         return Ray(None if values["ray"] == "auto" else values["ray"], values.get("hosts"))
-    from dovetail_cluster import Local
-
     return Local(values["hosts"])
 
 
 def _count_devices() -> int:
-    import jax
-
     return jax.local_device_count()
 
 
@@ -187,9 +142,7 @@ def _misfit(run: settings.Settings, values: Mapping[str, Any], devices: int) -> 
     return None
 
 
-def _absent_mesh(values: Mapping[str, Any], devices: int) -> "AbstractMesh":
-    from dovetail_train import abstract_mesh
-
+def _absent_mesh(values: Mapping[str, Any], devices: int) -> AbstractMesh:
     return abstract_mesh(devices, device=None, **over_all(axes_of(values), devices))
 
 
@@ -205,12 +158,12 @@ def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, An
 
 def _for_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a launch on a rank. A rewind has been completed."""
-    left_out = {*OPTIONS, "parser", "argv", "rewind", "leave_out", "json"}
+    left_out = {*HOSTS, "parser", "argv", "rewind", "leave_out", "json"}
     return {name: value for name, value in values.items() if name not in left_out}
 
 
 @contextlib.contextmanager
-def _suspended_by_signals(cluster: "Cluster") -> Iterator[None]:
+def _suspended_by_signals(cluster: Cluster) -> Iterator[None]:
     """SIGINT or SIGTERM suspends the job in the block, so that it saves. A second one ends it."""
     asked: list[int] = []
 
@@ -232,8 +185,6 @@ def _suspended_by_signals(cluster: "Cluster") -> Iterator[None]:
 
 def _outcome(run: Callable[[], dict[str, Any]], out: Path, recorder: job.Recorder) -> bool:
     """Runs the job and records its end. Raises the error of a rank as the launch raised it."""
-    from dovetail_cluster import JobError, RankError
-
     try:
         run()
     except _SuspendedError:

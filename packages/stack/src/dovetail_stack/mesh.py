@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of the command's options, of present or absent devices."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_stack.processes import say
-from dovetail_stack.recipes.options import Devices
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
-_AXES = tuple(item.name for item in dataclasses.fields(Devices))
+from dovetail_stack.processes import say
+from dovetail_stack.settings import AXES
+from dovetail_train import abstract_mesh, caches_cpu_programs
+from dovetail_train import make_mesh as mesh_of
 
 
 def make_mesh(
@@ -31,10 +33,6 @@ def make_mesh(
     Raises:
         ValueError: There are too few devices, slices do not divide an axis, or the kind is unknown.
     """
-    import jax
-
-    from dovetail_train import abstract_mesh, caches_cpu_programs, make_mesh
-
     used = math.prod(axes.values())
     if absent is not None:
         return abstract_mesh(used, device=absent, **axes)
@@ -54,12 +52,12 @@ def make_mesh(
     if caches_cpu_programs(devices):
         _compile_anew()
     # As --estimate --compile has it: refused only where no arrangement exists.
-    return make_mesh(**axes, devices=devices, dcn=dcn, allow_split_physical_axes=True)
+    return mesh_of(**axes, devices=devices, dcn=dcn, allow_split_physical_axes=True)
 
 
 def axes_of(values: Mapping[str, Any]) -> dict[str, int]:
     """Returns the sizes of the axes of the mesh, by the options of a command."""
-    return {axis: values.get(axis, 1) for axis in _AXES}
+    return {axis: values.get(axis, 1) for axis in AXES}
 
 
 def parsed_dcn(text: str, axes: dict[str, int]) -> dict[str, int]:
@@ -106,9 +104,6 @@ def over_all(axes: dict[str, int], present: int) -> dict[str, int]:
 
 
 def _compile_anew() -> None:
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX decides at its first compilation, which may be over
     say(

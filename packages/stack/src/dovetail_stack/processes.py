@@ -6,35 +6,32 @@ All processes share the directory of the run. A failure of process 0 ends the ot
 message.
 """
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dovetail_stack._command import exit_code_of
 
+T = TypeVar("T")
 # Between two messages of process 0 that it still works: each is a collective, which has a limit.
 ROUND_S = 5.0
 
 
-def join(options: Mapping[str, Any]) -> bool:
-    """Joins the other processes if the command says so. Call it before any other use of JAX.
+@contextlib.contextmanager
+def joined(options: Mapping[str, Any]) -> Iterator[None]:
+    """Joins the other processes for the block, if the command says so, and watches them.
 
-    Args:
-        options: Arguments of the command by name.
-
-    Returns:
-        Whether there are other processes.
-
-    Raises:
-        ValueError: The options contradict each other.
+    Enter it before any use of devices. Raises ValueError for options that contradict each other.
     """
     given = {name: options[name] for name in ("processes", "process") if name in options}
     coordinator = options.get("coordinator")
     if coordinator is None and not given:
-        return False
+        yield
+        return
     if "estimate" in options:
         raise ValueError(
             f"an estimate needs one process, got coordinator={coordinator}: leave out --coordinator"
@@ -45,11 +42,12 @@ def join(options: Mapping[str, Any]) -> bool:
             f"with coordinator=auto JAX detects the processes, got {shown}: leave these out, or "
             f"pass --coordinator HOST:PORT"
         )
-    from dovetail_train import initialize_distributed
+    from dovetail_train import initialize_distributed, watch_processes
 
     _keep_stdout()
     initialize_distributed(None if coordinator == "auto" else coordinator, **given)
-    return True
+    with watch_processes():
+        yield
 
 
 def _keep_stdout() -> None:
@@ -113,6 +111,13 @@ def on_first(work: Callable[[], Any]) -> Any:
         first({"error": notes, "exit_code": exit_code_of(failures[0])})
         raise failures[0]
     return first({"result": result[0]})["result"]
+
+
+def shared(write: Callable[[], T], read: Callable[[], T]) -> T:
+    """Returns the result of `write` on process 0, and then of `read` on the others."""
+    written: list[T] = []
+    on_first(lambda: written.append(write()))
+    return written[0] if written else read()
 
 
 class _FailedError(RuntimeError):

@@ -10,15 +10,14 @@ decides.
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dovetail_cluster import Context
 from dovetail_stack import training
 from dovetail_stack._command import FAILED, exit_code_of
 from dovetail_stack.mesh import axes_of, make_mesh
 from dovetail_stack.supervision import Supervision
-
-if TYPE_CHECKING:
-    from dovetail_cluster import Context
+from dovetail_train import BadStep
 
 _OF_XLA = re.compile(r"[A-Z_]+: ")  # such as "UNKNOWN: Gloo ...", a ValueError for a lost rank
 
@@ -39,7 +38,7 @@ class RefusedError(RuntimeError):
 
 
 def rank(
-    context: "Context",
+    context: Context,
     values: dict[str, Any],
     out: Path,
     command: list[str],
@@ -93,8 +92,6 @@ def _set_log(rank: int, *, debug: bool) -> None:
 
 def _refusal(error: Exception) -> RefusedError | None:
     """Returns the refusal for an error that another start would give again, or None."""
-    from dovetail_train import BadStep
-
     answers = isinstance(error, ValueError | ImportError | BadStep) or hasattr(error, "exit_code")
     if not answers or _OF_XLA.match(str(error)):
         return None

@@ -8,37 +8,48 @@ import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jax.sharding import AbstractMesh, Mesh
+
+from dovetail_data import Corpus, Encoder, Pretrained, Rows, batches, pack, pairs
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
-from dovetail_stack.model_directory import EXPORT, locate, refuse_quantized
-from dovetail_stack.processes import on_first, say
+from dovetail_stack.model_directory import EXPORT, locate
+from dovetail_stack.processes import say, shared
 from dovetail_stack.progress import Scoring, Writing
+from dovetail_stack.recipes import (
+    adapters,
+    continuation,
+    dialogue,
+    embedding,
+    preference,
+    records,
+    reward,
+)
+from dovetail_stack.recipes.engine import GREEDY, suggestion
+from dovetail_stack.recipes.families import check_experts
+from dovetail_stack.recipes.fitting import Recipe, attention, evaluated_batches, places_of
+from dovetail_stack.recipes.passages import PassageRows, Passages
+from dovetail_stack.recipes.records import Corpora, Share
+from dovetail_stack.recipes.reference import Referenced, in_precision
+from dovetail_stack.recipes.sampling import Samples
+from dovetail_stack.recipes.vocabulary import within
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
-
-if TYPE_CHECKING:
-    from jax.sharding import AbstractMesh, Mesh
-
-    from dovetail_data import Corpus, Encoder, Pretrained, Rows
-    from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_stack.recipes.records import Corpora, Share
-    from dovetail_stack.recipes.sampling import Samples
+from dovetail_train import lm_loss
 
 PEFT, REFERENCE = "peft", "reference"
 _ANSWERS = 32  # in which the template's end of a turn is looked for
 _LITTLE_BYTES = 1 << 20  # of records, encoded in less than a second
 
 
-def outlined(run: FromRecords, mesh: "Mesh | AbstractMesh") -> "Recipe":
+def outlined(run: FromRecords, mesh: Mesh | AbstractMesh) -> Recipe:
     """Returns the recipe before the records are read. Reads no weights.
 
     Args:
         run: Settings.
         mesh: Devices, which may be absent.
     """
-    from dovetail_stack.recipes.families import check_experts
-
     directory, config, _ = _opened(run)
     if isinstance(run, FromMessages):
         check_experts(config, ways=dict(mesh.shape).get("expert", 1))
@@ -54,8 +65,6 @@ def unit_of(run: FromRecords) -> int:
 
 def check_files(run: FromRecords) -> None:
     """Raises ValueError unless the records are files that can be read."""
-    from dovetail_stack.recipes import records
-
     records.opened(run.examples.records, json_columns=run.examples.json_columns)
 
 
@@ -66,7 +75,7 @@ def check(run: FromRecords) -> None:
     _sides(run)
 
 
-def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
+def job_of(run: FromRecords, out: Path, mesh: Mesh) -> Job:
     """Writes the corpora of a run, or opens them.
 
     Args:
@@ -74,12 +83,8 @@ def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
         out: Directory of the run.
         mesh: Devices.
     """
-    from dovetail_stack.recipes.records import opened_corpora
-
     directory = _opened(run)[0]
-    written: list[Corpora] = []
-    on_first(lambda: written.append(encoded(run, out)))
-    corpora = written[0] if written else opened_corpora(out)
+    corpora = shared(lambda: encoded(run, out), lambda: records.opened_corpora(out))
     recipe = _recipe(run, directory, mesh)
     rows, held_out = (rows_of(run, corpus) for corpus in (corpora.train, corpora.held_out))
     options: dict[str, Any] = {}
@@ -99,65 +104,43 @@ def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
     )
 
 
-def tokenizer_of(run: FromRecords) -> "Pretrained":
+def tokenizer_of(run: FromRecords) -> Pretrained:
     """Returns the tokenizer of the model."""
     return _opened(run)[2]
 
 
-def _opened(run: FromRecords) -> "tuple[Path, Any, Pretrained]":
+def _opened(run: FromRecords) -> tuple[Path, Any, Pretrained]:
     """Returns the directory of the model, its configuration and its tokenizer."""
-    from dovetail_models.hf.hub import resolve
-    from dovetail_stack.recipes import continuation, embedding
-
-    named = resolve(run.source.model)
-    refuse_quantized(named, run.recipe)
-    directory = locate(named)
-    opened = embedding.opened if isinstance(run, Embed) else continuation.opened
-    config, tokenizer = opened(directory, length=run.training.length)
-    return directory, config, tokenizer
+    read = embedding.opened if isinstance(run, Embed) else continuation.opened
+    return job.opened(run.source.model, run.recipe, length=run.training.length, read=read)
 
 
-def _encoder(run: FromRecords, tokenizer: "Pretrained", directory: Path) -> "Encoder":
+def _encoder(run: FromRecords, tokenizer: Pretrained, directory: Path) -> Encoder:
     if isinstance(run, Embed):
-        from dovetail_stack.recipes.passages import Passages
-
         return Passages(tokenizer, run.embedding.fields)
-    from dovetail_stack.recipes import dialogue
-
     assert isinstance(run, FromMessages)
     template = dialogue.template_of(directory, run.dialogue)
     if isinstance(run, Chat):
         return dialogue.chats(tokenizer, template, run.dialogue)
     margin = run.reward.margin if isinstance(run, Reward) else None
-    options: dict[str, Any] = {
-        "numbers": [margin] if margin else [],
-        "ignore_keys": run.dialogue.ignore_keys,
-    }
-    return dialogue.pairs(tokenizer, template, **options)
+    numbers, ignored = [margin] if margin else [], run.dialogue.ignore_keys
+    return dialogue.pairs(tokenizer, template, numbers=numbers, ignore_keys=ignored)
 
 
-def _recipe(run: FromRecords, directory: Path, mesh: "Mesh | AbstractMesh") -> "Recipe":
+def _recipe(run: FromRecords, directory: Path, mesh: Mesh | AbstractMesh) -> Recipe:
     if isinstance(run, Chat):
-        from dovetail_stack.recipes.continuation import continuation
-
-        return continuation(directory, run.training, mesh=mesh)
+        return continuation.continuation(directory, run.training, mesh=mesh)
     if isinstance(run, Embed):
-        from dovetail_stack.recipes.embedding import embedding_recipe
-
-        return embedding_recipe(directory, run.embedding, encoding=run.training, mesh=mesh)
+        return embedding.embedding_recipe(
+            directory, run.embedding, encoding=run.training, mesh=mesh
+        )
     if isinstance(run, Reward):
-        from dovetail_stack.recipes.reward import rewarding_recipe
-
-        return rewarding_recipe(directory, run.reward, tuning=run.training, mesh=mesh)
-    from dovetail_stack.recipes.preference import preferring_recipe
-
+        return reward.rewarding_recipe(directory, run.reward, tuning=run.training, mesh=mesh)
     assert isinstance(run, Prefer)
-    return preferring_recipe(directory, run.preference, tuning=run.training, mesh=mesh)
+    return preference.preferring_recipe(directory, run.preference, tuning=run.training, mesh=mesh)
 
 
-def _sides(run: FromRecords) -> "tuple[Share, Share]":
-    from dovetail_stack.recipes import dialogue, records
-
+def _sides(run: FromRecords) -> tuple[Share, Share]:
     form = dialogue.whole
     if isinstance(run, Prefer | Reward):
         form = dialogue.as_messages
@@ -168,19 +151,16 @@ def _sides(run: FromRecords) -> "tuple[Share, Share]":
     return records.split(source, held_out=examples.held_out, form=form)
 
 
-def encoded(run: FromRecords, out: Path) -> "Corpora":
+def encoded(run: FromRecords, out: Path) -> Corpora:
     """Encodes the records below `out`, or opens them, and says which were left out.
 
     Raises ValueError if a record is longer than a row, or damaged.
     """
-    from dovetail_stack.recipes.records import RecordsError, check_fit, encode
-    from dovetail_stack.recipes.vocabulary import within
-
     directory, config, tokenizer = _opened(run)
     encoder = within(_encoder(run, tokenizer, directory), config.vocab_size)
     sides = _sides(run)
     with Writing() as writing:
-        corpora = encode(
+        corpora = records.encode(
             sides,
             out,
             encoder=encoder,
@@ -190,28 +170,24 @@ def encoded(run: FromRecords, out: Path) -> "Corpora":
         )
     print(corpora, file=sys.stderr, flush=True)
     length, targets = run.training.length, not isinstance(run, Embed)
-    check_fit(corpora, sides, length=length, positions=config.max_length, targets=targets)
+    records.check_fit(corpora, sides, length=length, positions=config.max_length, targets=targets)
     if isinstance(run, Embed) and min(len(corpora.train), len(corpora.held_out)) < 2:
-        raise RecordsError(
+        raise records.RecordsError(
             f"texts are measured against those of another record, got {corpora}: add records, or "
             f"pass another held_out= than {run.examples.held_out}"
         )
     return corpora
 
 
-def _workers(side: "Share") -> int:
+def _workers(side: Share) -> int:
     """Returns the processes that encode: this one alone for little, since others take a second."""
     little = sum(piece.bytes for piece in side.parts()) < _LITTLE_BYTES
     return 1 if little else os.cpu_count() or 1
 
 
-def rows_of(run: FromRecords, corpus: "Corpus") -> "Rows":
+def rows_of(run: FromRecords, corpus: Corpus) -> Rows:
     """Returns the rows of a corpus, as the recipe trains on them."""
-    from dovetail_data import pack, pairs
-
     if isinstance(run, Embed):
-        from dovetail_stack.recipes.passages import PassageRows
-
         return PassageRows(corpus, length=run.training.length, fields=run.embedding.fields)
     if isinstance(run, Prefer | Reward):
         return pairs(corpus, length=run.training.length)
@@ -219,17 +195,12 @@ def rows_of(run: FromRecords, corpus: "Corpus") -> "Rows":
 
 
 def _referenced(
-    run: Prefer, recipe: "Recipe", out: Path, rows: "Rows", held_out: "Rows"
-) -> "tuple[Rows, Rows, Callable[[int], None]]":
+    run: Prefer, recipe: Recipe, out: Path, rows: Rows, held_out: Rows
+) -> tuple[Rows, Rows, Callable[[int], None]]:
     """Returns the rows with the field of the reference, and the function that computes it.
 
     It computes the rows of the run's steps, and the held-out rows that are measured.
     """
-    from dovetail_data import batches
-    from dovetail_stack.recipes.fitting import evaluated_batches, places_of
-    from dovetail_stack.recipes.preference import scorer
-    from dovetail_stack.recipes.reference import Referenced, in_precision
-
     size, seed = run.training.global_batch, run.training.seed
     both = Referenced(rows), Referenced(held_out)
 
@@ -245,42 +216,29 @@ def _referenced(
             used, total = islice(order, steps), steps * size
         model = in_precision(recipe.model(), run.training.precision)
         with Scoring(total) as progress:
-            both[0].fill(used, model, out / REFERENCE, scorer=scorer, progress=progress)
-        both[1].fill(measured, model, out / REFERENCE, scorer=scorer)
+            both[0].fill(used, model, out / REFERENCE, scorer=preference.scorer, progress=progress)
+        both[1].fill(measured, model, out / REFERENCE, scorer=preference.scorer)
 
     return both[0].rows, both[1].rows, begin
 
 
-def _metrics(run: FromRecords, recipe: "Recipe") -> dict[str, Any]:
+def _metrics(run: FromRecords, recipe: Recipe) -> dict[str, Any]:
     """Returns the measures of held-out rows."""
     if isinstance(run, Prefer):
-        from dovetail_stack.recipes.preference import loss_of
-
-        return {"pairs": loss_of(run.preference, tuning=run.training)}
+        return {"pairs": preference.loss_of(run.preference, tuning=run.training)}
     if isinstance(run, Reward):
-        from dovetail_stack.recipes import reward
-
         return {"pairs": reward.loss_of(run.reward)}
     if isinstance(run, Embed):
-        from dovetail_stack.recipes import embedding
-
         return {"pairs": embedding.loss_of(run.embedding)}
-    from dovetail_stack.recipes.fitting import attention
-    from dovetail_train import lm_loss
-
     return {"loss": recipe.of_decoder(lm_loss(attention=attention))}
 
 
 def _samples(
-    run: Chat | Prefer, corpora: "Corpora", recipe: "Recipe", directory: Path, out: Path
-) -> "Samples | None":
+    run: Chat | Prefer, corpora: Corpora, recipe: Recipe, directory: Path, out: Path
+) -> Samples | None:
     """Returns the answers to held-out prompts, beside those of the records."""
-    from dovetail_stack.recipes.dialogue import answer_ends, held_out_prompts
-    from dovetail_stack.recipes.engine import GREEDY, suggestion
-    from dovetail_stack.recipes.sampling import Samples
-
     monitoring, tokenizer = run.monitoring, tokenizer_of(run)
-    prompts = held_out_prompts(corpora.held_out, monitoring.prompts)
+    prompts = dialogue.held_out_prompts(corpora.held_out, monitoring.prompts)
     if not prompts:
         return None
     if not monitoring.directory_sampling and (line := suggestion(directory, GREEDY)):
@@ -294,24 +252,20 @@ def _samples(
         directory=directory,
         directory_sampling=monitoring.directory_sampling,
         max_tokens=monitoring.answer_tokens,
-        stop_token_ids=sorted(answer_ends((wanted for _, wanted in prompts), tokenizer)),
+        stop_token_ids=sorted(dialogue.answer_ends((wanted for _, wanted in prompts), tokenizer)),
         wanted=[tokenizer.decode(ids) for _, ids in prompts],
     )
 
 
-def _export(run: FromRecords, recipe: "Recipe", module: Any, out: Path, held_out: "Corpus") -> None:
+def _export(run: FromRecords, recipe: Recipe, module: Any, out: Path, held_out: Corpus) -> None:
     """Writes RUN/hf, and RUN/peft where adapters are the result. Replaces earlier exports."""
-    from dovetail_stack.recipes import adapters, dialogue
-
     directory = locate(Path(run.source.model))
     for name in (EXPORT, PEFT):
         if (out / name).exists():
             shutil.rmtree(out / name)
     finished = recipe.finished(module)
     if isinstance(run, Reward):
-        from dovetail_stack.recipes.reward import save_classifier
-
-        save_classifier(finished, out / EXPORT, like=directory)
+        reward.save_classifier(finished, out / EXPORT, like=directory)
     else:
         job.export(finished, out, like=directory)
     if isinstance(run, Chat | Prefer) and run.training.lora_rank:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail_checkpoint import Store, rewind
 from dovetail_stack.processes import on_first, say
 from dovetail_stack.recipes.options import CHECKPOINTS
 from dovetail_stack.settings import Rewind, S, Settings
@@ -69,8 +70,6 @@ def requested(stored: S, values: dict[str, Any], saved: list[int]) -> S:
 
 def completed(run: S, out: Path) -> S:
     """Carries out the pending rewind and returns the settings after it. Every process calls it."""
-    from dovetail_checkpoint import rewind
-
     assert run.rewind is not None
     on_first(lambda: run.save(out))
     aside = rewind(out / CHECKPOINTS, run.rewind.to) if checkpoints(out) else []
@@ -97,8 +96,6 @@ def changes(before: Settings, after: Settings, saved: list[int]) -> dict[str, li
 
 def checkpoints(out: Path) -> list[int]:
     """Returns the steps of a run with a checkpoint, oldest first."""
-    from dovetail_checkpoint import Store
-
     return [saved.step for saved in Store(out / CHECKPOINTS).steps()]
 
 

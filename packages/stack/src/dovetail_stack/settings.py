@@ -46,7 +46,6 @@ from dovetail_stack.recipes.record_options import (
 )
 
 FILE = SETTINGS  # of a run
-CHECKED_ROWS = 10  # that `dovetail train RECIPE --check` shows
 # Settings that a later launch may change. The others make another run: text, model, batch, seed.
 CHANGEABLE = frozenset(
     (
@@ -287,6 +286,12 @@ def create(kind: type[S], given: dict[str, Any]) -> S:
     from dovetail_stack.recipes.families import completed
 
     return dataclasses.replace(made, shape=completed(made.shape))
+
+
+def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """Returns the given options of a recipe, in the types of its settings."""
+    selected = {name: values[name] for name in fields_of(kind) if name in values}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}
 
 
 def flat(stored: Settings) -> dict[str, Any]:

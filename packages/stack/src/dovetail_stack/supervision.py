@@ -5,11 +5,12 @@
 import contextlib
 import dataclasses
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dovetail_cluster import Context
-    from dovetail_train import Hook
+from dovetail_cluster import Context
+from dovetail_train import Hook
+from dovetail_train.loop.hooks import Closable, runs_in_parts
+from dovetail_train.store import Stateful
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Supervision:
         phase_s: Deadline of work without steps, in seconds.
     """
 
-    context: "Context"
+    context: Context
     phase_s: float
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -32,10 +33,8 @@ class Supervision:
         """Returns the store with its saves in a phase: they may take longer than a step."""
         return self.context.store(store)
 
-    def in_phases(self, hooks: "Sequence[Hook]") -> "list[Hook]":
+    def in_phases(self, hooks: Sequence[Hook]) -> list[Hook]:
         """Returns the hooks, each call of them in a phase. Those with a state stay as they are."""
-        from dovetail_train.store import Stateful
-
         return [hook if isinstance(hook, Stateful) else _InPhase(hook, self) for hook in hooks]
 
 
@@ -54,15 +53,11 @@ class _InPhase:
     def run_in_parts(
         self, trainer: Any, state: Any, step: int
     ) -> Generator[None, None, Mapping[str, float] | None]:
-        from dovetail_train.loop.hooks import runs_in_parts
-
         if not runs_in_parts(self._hook):
             return self(trainer, state, step)
         with self._supervision.phase(type(self._hook).__name__):
             return (yield from self._hook.run_in_parts(trainer, state, step))
 
     def close(self) -> None:
-        from dovetail_train.loop.hooks import Closable
-
         if isinstance(self._hook, Closable):
             self._hook.close()

@@ -10,24 +10,25 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from jax.sharding import Mesh
 
 import dovetail_stack
+from dovetail_checkpoint import on_signal
+from dovetail_data import Rows, batches, budget
 from dovetail_runs import Launch, Run, devices_of
 from dovetail_stack import record_jobs, rewinding, settings, text_jobs
 from dovetail_stack.job import Job
 from dovetail_stack.launch_settings import accepting, agreed
 from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Lines
+from dovetail_stack.recipes import fitting
+from dovetail_stack.recipes.fitting import Recipe, evaluated_batches, fit
 from dovetail_stack.settings import FromRecords, FromText, Pretrain, Settings, load
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from dovetail_data import Rows
-    from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_stack.supervision import Supervision
-    from dovetail_train import Hook, Sink
+from dovetail_stack.supervision import Supervision
+from dovetail_train import BadStep, Eval, Hook, Sink, Trace, process_shard
+from dovetail_train.mesh.processes import first
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
@@ -39,10 +40,10 @@ def launch(
     values: dict[str, Any],
     out: Path,
     *,
-    mesh: "Mesh",
+    mesh: Mesh,
     command: Sequence[str],
     changes: Mapping[str, Sequence[Any]] | None = None,
-    supervision: "Supervision | None" = None,
+    supervision: Supervision | None = None,
 ) -> bool:
     """Trains a run to its end, or resumes it, and records the launch.
 
@@ -87,7 +88,7 @@ def launch(
     return done
 
 
-def _described(mesh: "Mesh") -> dict[str, Any]:
+def _described(mesh: Mesh) -> dict[str, Any]:
     """Returns the devices of a mesh, for the record."""
     axes = {axis: size for axis, size in mesh.shape.items() if size > 1}
     return {**devices_of(mesh.devices.flat), "mesh": axes}
@@ -119,9 +120,9 @@ def execute(
     run: Settings,
     out: Path,
     *,
-    mesh: "Mesh",
+    mesh: Mesh,
     resume: Literal["exact", "convert"] = "exact",
-    supervision: "Supervision | None" = None,
+    supervision: Supervision | None = None,
 ) -> bool:
     """Trains a run to its end and exports it, or resumes it. Every process calls it.
 
@@ -137,10 +138,6 @@ def execute(
     Returns:
         False if a signal or the job stopped the run early. Its state is then saved.
     """
-    from dovetail_data import budget
-    from dovetail_stack.recipes.fitting import fit
-    from dovetail_train.mesh.processes import first
-
     job = _job(run, out, mesh)
     if isinstance(run, Pretrain) and job.ids is not None:
         run = text_jobs.with_ids(run, job.ids)
@@ -181,8 +178,6 @@ def execute(
 @contextlib.contextmanager
 def _typed_advice(out: Path, steps: int) -> Iterator[None]:
     """Ends the message of a bad step with options of the command."""
-    from dovetail_train import BadStep
-
     try:
         yield
     except BadStep as error:
@@ -194,14 +189,12 @@ def _typed_advice(out: Path, steps: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(
-    steps: int, supervision: "Supervision | None"
-) -> "Iterator[tuple[Callable[[int], bool], list[Sink]]]":
+    steps: int, supervision: Supervision | None
+) -> Iterator[tuple[Callable[[int], bool], list[Sink]]]:
     """Yields the trainer's `stop` and the sinks for progress."""
     if supervision is not None:
         yield supervision.context.stop, [Lines(steps=steps), supervision.context.progress]
         return
-    from dovetail_checkpoint import on_signal
-
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop:
         if sys.stderr.isatty():
             with Bar(steps=steps) as bar:
@@ -210,7 +203,7 @@ def _watched(
             yield stop.poll, [Lines(steps=steps)]
 
 
-def _job(run: Settings, out: Path, mesh: "Mesh") -> Job:
+def _job(run: Settings, out: Path, mesh: Mesh) -> Job:
     if isinstance(run, FromRecords):
         return record_jobs.job_of(run, out, mesh)
     assert isinstance(run, FromText)
@@ -230,29 +223,23 @@ def _export(job: Job, module: Any, out: Path) -> None:
     on_first(lambda: job.export(trained, out))
 
 
-def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
+def _plan(run: Settings, recipe: Recipe, rows: Rows) -> int:
     """Returns the steps of a new run: one pass over the text, or as many as fit the minutes."""
-    from dovetail_stack.recipes.fitting import steps_in
-
     one_pass = math.ceil(len(rows) * rows.unit / run.training.global_batch)
     if run.duration.minutes is None:
         return one_pass
     say("Timing a few steps to plan the run.")
-    fitting = steps_in(60 * run.duration.minutes, recipe, rows)
-    steps = min(fitting, MOST_PASSES * one_pass)
+    fits = fitting.steps_in(60 * run.duration.minutes, recipe, rows)
+    steps = min(fits, MOST_PASSES * one_pass)
     say(
         f"{steps} steps: {steps / one_pass:.2f} passes over the text"
-        + ("" if steps == fitting else f" (the time would fit {fitting})")
+        + ("" if steps == fits else f" (the time would fit {fits})")
     )
     return steps
 
 
-def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Hook]":
+def _evaluations(job: Job, *, mesh: Mesh, every: int) -> list[Hook]:
     """Returns hooks for the measures of held-out rows, also of averaged parameters."""
-    from dovetail_data import batches
-    from dovetail_stack.recipes.fitting import evaluated_batches
-    from dovetail_train import Eval, process_shard
-
     batching = job.recipe.batching
     size = batching.global_batch
     whole = batches(job.held_out, global_batch=size, seed=None, epochs=1, shard=process_shard(mesh))
@@ -261,10 +248,8 @@ def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Hook]":
     return [Eval(held_out, every=every, ema=ema, metrics=job.metrics) for ema in kinds]
 
 
-def _monitoring(run: Settings, job: Job, out: Path) -> "list[Hook]":
+def _monitoring(run: Settings, job: Job, out: Path) -> list[Hook]:
     """Returns the hooks of the job and the one for a trace."""
-    from dovetail_train import Trace
-
     hooks = [*job.hooks]
     if run.monitoring.trace:
         first = run.monitoring.trace

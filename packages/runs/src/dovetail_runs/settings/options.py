@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 S = TypeVar("S")
-_DECLARED = ("choices", "metavar", "type", "action")  # in the metadata of a field
+_DECLARED = ("choices", "metavar", "type", "action", "nargs", "const")  # in the metadata of a field
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
     A group of settings, a field that is a dataclass itself, is a group in the help. A field of type
     `bool` is a pair of options, `--shuffle` and `--no-shuffle`. The metadata of a field may have
     "help", a text, and arguments of argparse that replace those of its type: "choices", "metavar",
-    "type" and "action".
+    "type", "action", "nargs" and "const".
 
     Args:
         parser: The parser of the command.

@@ -16,11 +16,11 @@ from jax.sharding import AbstractMesh, Mesh
 from dovetail_cluster import Devices, compiled, devices
 from dovetail_stack import text_jobs
 from dovetail_stack.launch_options import COMPILE_S
-from dovetail_stack.launch_settings import accepting, check_batch, outlined, planned
+from dovetail_stack.launch_settings import accepting, check_batch, jobs_of, planned
 from dovetail_stack.mesh import make_mesh
 from dovetail_stack.processes import say
 from dovetail_stack.recipes.fitting import Recipe, estimate_step, step_program
-from dovetail_stack.settings import FromText, Settings, option
+from dovetail_stack.settings import Settings, option
 from dovetail_train import Program
 from dovetail_train import make_mesh as mesh_of
 
@@ -105,7 +105,7 @@ def step_on(
 def _recipe(run: Settings, mesh: Mesh | AbstractMesh) -> Recipe:
     """Returns the recipe of a run on devices that may be absent."""
     check_batch(run, mesh)
-    return outlined(text_jobs.with_keys(run) if isinstance(run, FromText) else run, mesh)
+    return jobs_of(run).outlined(text_jobs.with_keys(run), mesh)
 
 
 def _target(name: str, axes: dict[str, int], *, to_compile: bool) -> Devices | None:

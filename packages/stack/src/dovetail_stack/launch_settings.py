@@ -51,8 +51,7 @@ def planned(values: dict[str, Any], out: Path) -> Settings:
         raise ValueError(
             f"an estimate needs a recipe: type dovetail train {'|'.join(RECIPES)} --estimate KIND"
         )
-    kind = RECIPES[values["recipe"]]
-    return settings.create(kind, settings.given_of(values, kind))
+    return settings.new(values)
 
 
 def resolved(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
@@ -106,9 +105,11 @@ def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settin
         if out is not None:
             _check_empty(out)
         return _created(values, mesh), False
-    if recipe is not None and _never_trained(out) and not _same(values, out):
-        return _created(values, mesh), True
     stored = settings.load(out)
+    given = settings.given_of(values, type(stored))
+    same = recipe == stored.recipe and not settings.differences(given, stored)
+    if recipe is not None and not same and _never_trained(out):
+        return _created(values, mesh), True
     if recipe not in (None, stored.recipe):
         raise ValueError(
             f"{str(out)!r} holds a run of the recipe {stored.recipe}, got {recipe}: leave the "
@@ -118,8 +119,7 @@ def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settin
 
 
 def _created(values: dict[str, Any], mesh: Any) -> Settings:
-    kind = RECIPES[values["recipe"]]
-    run = settings.create(kind, settings.given_of(values, kind))
+    run = settings.new(values)
     with accepting(run):
         return checked(run, mesh=mesh)
 
@@ -176,13 +176,6 @@ def _announce(changes: dict[str, list[Any]]) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _same(values: dict[str, Any], out: Path) -> bool:
-    """Tests whether the command asks for the run in `out`."""
-    stored = settings.load(out)
-    given = settings.given_of(values, type(stored))
-    return values["recipe"] == stored.recipe and not settings.differences(given, stored)
-
-
 def _never_trained(path: Path) -> bool:
     """Tests whether every launch failed before its first step. False while the run is running."""
     run = Run(path)
@@ -224,9 +217,8 @@ def checked(run: S, *, mesh: Mesh) -> S:
     check_batch(run, mesh)
     if isinstance(run, FromRecords):
         record_jobs.check_files(run)  # before the model: a wrong name is the commonest mistake
-    if isinstance(run, FromText):
-        run = text_jobs.with_keys(run)
-    recipe = outlined(run, mesh)  # reads the configuration of the model that it begins from
+    run = text_jobs.with_keys(run)
+    recipe = jobs_of(run).outlined(run, mesh)  # reads the config of the model that it begins from
     recipe.outline()
     recipe.trainer(1)
     if isinstance(run, FromRecords):
@@ -246,12 +238,9 @@ def _check_fields(recipe: Recipe) -> None:
     next(recipe.batches(iter([empty])))
 
 
-def outlined(run: Settings, mesh: Mesh | AbstractMesh) -> Recipe:
-    """Returns the recipe before its corpora are read."""
-    if isinstance(run, FromRecords):
-        return record_jobs.outlined(run, mesh)
-    assert isinstance(run, FromText)
-    return text_jobs.outlined(run, mesh)
+def jobs_of(run: Settings) -> Any:
+    """Returns the module of the jobs of a recipe."""
+    return record_jobs if isinstance(run, FromRecords) else text_jobs
 
 
 def check_batch(run: Settings, mesh: Mesh | AbstractMesh) -> None:

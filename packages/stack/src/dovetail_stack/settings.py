@@ -294,6 +294,12 @@ def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}
 
 
+def new(values: dict[str, Any]) -> Settings:
+    """Returns the settings of a new run from parsed arguments by name, with its recipe."""
+    kind = RECIPES[values["recipe"]]
+    return create(kind, given_of(values, kind))
+
+
 def flat(stored: Settings) -> dict[str, Any]:
     """Returns {field: value} of all groups."""
     values = dataclasses.asdict(stored)

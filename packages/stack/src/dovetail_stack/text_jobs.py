@@ -25,7 +25,7 @@ from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_stack.recipes.text import Prepared, Selection, encode, opened, prepare, select, split
 from dovetail_stack.recipes.vocabulary import check_ends
-from dovetail_stack.settings import Continue, Distil, FromText, Pretrain
+from dovetail_stack.settings import Continue, Distil, FromText, Pretrain, S
 from dovetail_train import BitsPerByte, lm_loss
 
 T = TypeVar("T", bound=FromText)
@@ -63,7 +63,7 @@ def _from_model(
     return distilling(config, directory, run.distillation, training=run.training, mesh=mesh)
 
 
-def with_keys(run: T) -> T:
+def with_keys(run: S) -> S:
     """Returns the settings of a new run with the keys of its config.json, if there is one."""
     if not isinstance(run, Pretrain | Distil) or run.shape.config is None or run.keys is not None:
         return run

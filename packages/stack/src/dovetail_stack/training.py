@@ -18,14 +18,14 @@ import dovetail_stack
 from dovetail_checkpoint import on_signal
 from dovetail_data import Rows, batches, budget
 from dovetail_runs import Launch, Run, devices_of
-from dovetail_stack import record_jobs, rewinding, settings, text_jobs
+from dovetail_stack import rewinding, settings, text_jobs
 from dovetail_stack.job import Job
-from dovetail_stack.launch_settings import accepting, agreed
-from dovetail_stack.processes import gathered, is_first, on_first, say
+from dovetail_stack.launch_settings import accepting, agreed, jobs_of
+from dovetail_stack.processes import gathered, is_first, on_first, say, shared
 from dovetail_stack.progress import Bar, Lines
 from dovetail_stack.recipes import fitting
 from dovetail_stack.recipes.fitting import Recipe, evaluated_batches, fit
-from dovetail_stack.settings import FromRecords, FromText, Pretrain, Settings, load
+from dovetail_stack.settings import Pretrain, Settings, load
 from dovetail_stack.supervision import Supervision
 from dovetail_train import BadStep, Eval, Hook, Sink, Trace, process_shard
 from dovetail_train.mesh.processes import first
@@ -59,27 +59,24 @@ def launch(
         False if it was stopped early. Its state is then saved.
     """
     run = agreed(values, out, mesh)
-    record = Launch()
     with contextlib.ExitStack() as stack:
-        options = {
-            "command": ["dovetail", *command],
-            "seeds": {"seed": run.training.seed},
-            "devices": _described(mesh),
-            "code": dovetail_stack.__file__,
-        }
-        if supervision is not None:
-            options["generation"] = supervision.context.generation
-        entered = []
 
-        def begin() -> None:
+        def begin() -> Launch:
             before = settings.load(out)
             changed = {**settings.changes(before, run), **(changes or {})}
             if run.rewind is not None:
                 changed |= rewinding.changes(before, run, rewinding.checkpoints(out))
-            entered.append(stack.enter_context(Run(out).launch(changes=changed, **options)))
+            launch = Run(out).launch(
+                changes=changed,
+                command=["dovetail", *command],
+                seeds={"seed": run.training.seed},
+                devices=_described(mesh),
+                code=dovetail_stack.__file__,
+                generation=None if supervision is None else supervision.context.generation,
+            )
+            return stack.enter_context(launch)
 
-        on_first(begin)
-        record = entered[0] if entered else record
+        record = shared(begin, Launch)  # others than process 0 record nothing
         made = rewinding.completed(run, out) if run.rewind is not None else run
         mode = values.get("resume", "exact")
         with accepting(made):
@@ -138,7 +135,7 @@ def execute(
     Returns:
         False if a signal or the job stopped the run early. Its state is then saved.
     """
-    job = _job(run, out, mesh)
+    job = jobs_of(run).job_of(run, out, mesh)
     if isinstance(run, Pretrain) and job.ids is not None:
         run = text_jobs.with_ids(run, job.ids)
         if is_first():
@@ -151,10 +148,9 @@ def execute(
     if job.begin is not None:
         job.begin(steps)
     say(str(budget(job.rows, steps=steps, global_batch=run.training.global_batch)))
-    hooks = [
-        *_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)),
-        *_monitoring(run, job, out),
-    ]
+    hooks = [*_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)), *job.hooks]
+    if begin := run.monitoring.trace:
+        hooks.append(Trace(out / TRACE, start=begin, steps=TRACED_STEPS, processes="all"))
     if supervision is not None:
         hooks = supervision.in_phases(hooks)
     # The module as it was trained, with adapters that are not merged.
@@ -162,7 +158,7 @@ def execute(
     with _watched(steps, supervision) as (stop, sinks):
         options = {"steps": steps, "hooks": hooks, "stop": stop, "resume": resume}
         options["leave_out"] = [range(first, end) for first, end in run.leave_out]
-        options["before"] = lambda module: _sample(job, module, step=0)
+        options["before"] = lambda module: job.sample(module, step=0)
         if supervision is not None:
             options["wrap"] = supervision.wrap
         sinks = [_Accepted(run, out), *sinks]
@@ -170,8 +166,9 @@ def execute(
             module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
     if not result.interrupted:
         with contextlib.nullcontext() if supervision is None else supervision.phase("export"):
-            _sample(job, module, step=steps)
-            _export(job, module, out)
+            job.sample(module, step=steps)
+            trained = gathered(module)
+            on_first(lambda: job.export(trained, out))
     return not result.interrupted
 
 
@@ -203,26 +200,6 @@ def _watched(
             yield stop.poll, [Lines(steps=steps)]
 
 
-def _job(run: Settings, out: Path, mesh: Mesh) -> Job:
-    if isinstance(run, FromRecords):
-        return record_jobs.job_of(run, out, mesh)
-    assert isinstance(run, FromText)
-    return text_jobs.job_of(run, out, mesh)
-
-
-def _sample(job: Job, module: Any, *, step: int) -> None:
-    """Samples text at the beginning or the end of a run, if the job asks for it."""
-    if job.at_ends is not None:
-        job.at_ends.write(module, step)
-        job.at_ends.close()
-
-
-def _export(job: Job, module: Any, out: Path) -> None:
-    """Exports the decoder of a trained module. Every process calls it."""
-    trained = gathered(module)
-    on_first(lambda: job.export(trained, out))
-
-
 def _plan(run: Settings, recipe: Recipe, rows: Rows) -> int:
     """Returns the steps of a new run: one pass over the text, or as many as fit the minutes."""
     one_pass = math.ceil(len(rows) * rows.unit / run.training.global_batch)
@@ -246,12 +223,3 @@ def _evaluations(job: Job, *, mesh: Mesh, every: int) -> list[Hook]:
     held_out = list(islice(job.recipe.batches(whole), evaluated_batches(size)))
     kinds = (False, True) if batching.ema else (False,)
     return [Eval(held_out, every=every, ema=ema, metrics=job.metrics) for ema in kinds]
-
-
-def _monitoring(run: Settings, job: Job, out: Path) -> list[Hook]:
-    """Returns the hooks of the job and the one for a trace."""
-    hooks = [*job.hooks]
-    if run.monitoring.trace:
-        first = run.monitoring.trace
-        hooks.append(Trace(out / TRACE, start=first, steps=TRACED_STEPS, processes="all"))
-    return hooks

@@ -149,9 +149,7 @@ def _absent_mesh(values: Mapping[str, Any], devices: int) -> AbstractMesh:
 def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, Any]:
     """Checks and stores the settings, and completes a rewind. Returns what the rewind changed."""
     run = launch_settings.resolved(values, out, _absent_mesh(values, devices))
-    if run.rewind is None:
-        return {}
-    changes = rewinding.changes(settings.load(out), run, rewinding.checkpoints(out))
+    changes = rewinding.changes(run, out)
     rewinding.completed(run, out)
     return changes
 

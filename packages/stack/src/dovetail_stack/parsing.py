@@ -164,7 +164,8 @@ class Parser(_command.Parser):
         """Returns a reworded refusal, with the kind of a value and what is needed."""
         if text == "NEEDED":
             usage = self.format_usage().partition(": ")[2].strip()
-            return f"{self.prog} needs more arguments, got {_typed_line(self._given)}: type {usage}"
+            given = shlex.join(self._given) or "none"
+            return f"{self.prog} needs more arguments, got {given}: type {usage}"
         formatter = self._get_formatter()
         assert isinstance(formatter, _Help)
         action = self._option_string_actions.get(match[1])
@@ -172,10 +173,6 @@ class Parser(_command.Parser):
         typed = formatter.word(action) if action else match[1]
         word = typed.partition(" ")[2]
         return text.replace("KIND", _KINDS.get(kind, word)).replace(f"{match[1]} WORD", typed)
-
-
-def _typed_line(words: Sequence[str]) -> str:
-    return shlex.join(words) or "none"
 
 
 def nearest(option: str, known: Sequence[str]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail_checkpoint import Store, rewind
 from dovetail_stack.processes import on_first, say
 from dovetail_stack.recipes.options import CHECKPOINTS
-from dovetail_stack.settings import Rewind, S, Settings
+from dovetail_stack.settings import Rewind, S, Settings, load
 
 
 def steps_of(text: str) -> tuple[int, int]:
@@ -69,28 +69,33 @@ def requested(stored: S, values: dict[str, Any], saved: list[int]) -> S:
 
 
 def completed(run: S, out: Path) -> S:
-    """Carries out the pending rewind and returns the settings after it. Every process calls it."""
-    assert run.rewind is not None
+    """Carries out a pending rewind and returns the settings after it. Every process calls it."""
+    if run.rewind is None:
+        return run
     on_first(lambda: run.save(out))
     aside = rewind(out / CHECKPOINTS, run.rewind.to) if checkpoints(out) else []
     done = dataclasses.replace(run, rewind=None)
     on_first(lambda: done.save(out))
-    say(_told(run.rewind, [path.name for path in aside]))
+    left = f", without steps {_text(run.rewind.leave_out)}" if run.rewind.leave_out else ""
+    names = ", ".join(path.name for path in aside)
+    deletable = f" Set aside, delete them at will: {names}." if aside else ""
+    say(f"The run goes on from step {run.rewind.to}{left}.{deletable}")
     return done
 
 
-def changes(before: Settings, after: Settings, saved: list[int]) -> dict[str, list[Any]]:
-    """Returns the entries of a launch's record: the step and the steps left out, before and after.
+def changes(run: Settings, out: Path) -> dict[str, list[Any]]:
+    """Returns what a pending rewind adds to a launch's record: steps, before and after.
 
     Args:
-        before: Stored settings.
-        after: Settings of the launch.
-        saved: Steps with a checkpoint.
+        run: Settings of the launch.
+        out: Directory of the run, with its stored settings.
     """
-    assert after.rewind is not None
-    made: dict[str, list[Any]] = {"step": [max(saved, default=0), after.rewind.to]}
-    if after.leave_out != before.leave_out:
-        made["leave_out"] = [left_out(before), left_out(after)]
+    if run.rewind is None:
+        return {}
+    made: dict[str, list[Any]] = {"step": [max(checkpoints(out), default=0), run.rewind.to]}
+    before = load(out)
+    if run.leave_out != before.leave_out:
+        made["leave_out"] = [_text(before.leave_out), _text(run.leave_out)]
     return made
 
 
@@ -137,24 +142,16 @@ def _checkpoint(step: int | None, saved: list[int]) -> int:
     return earlier[-1]
 
 
-def _told(request: Rewind, aside: list[str]) -> str:
-    left = ", ".join(f"{first}:{end}" for first, end in request.leave_out)
-    lines = [f"The run goes on from step {request.to}{f', without steps {left}' if left else ''}."]
-    if aside:
-        lines.append(f"Set aside, delete them at will: {', '.join(aside)}.")
-    return " ".join(lines)
-
-
 def _typed(request: Rewind) -> str:
-    spans = " ".join(f"{first}:{end}" for first, end in request.leave_out)
-    options = [f"--rewind {request.asked}"] if request.asked is not None else []
-    return " ".join([*options, f"--leave-out {spans}"] if spans else options)
+    options = [] if request.asked is None else [f"--rewind {request.asked}"]
+    if request.leave_out:
+        options.append(f"--leave-out {_text(request.leave_out, between=' ')}")
+    return " ".join(options)
+
+
+def _text(spans: Sequence[tuple[int, int]], *, between: str = ", ") -> str:
+    return between.join(f"{first}:{end}" for first, end in spans)
 
 
 def _listed(saved: list[int]) -> str:
     return ", ".join(map(str, saved)) or "none, since nothing was saved"
-
-
-def left_out(run: Settings) -> str:
-    """Returns the steps left out, as text; empty for none."""
-    return ", ".join(f"{first}:{end}" for first, end in run.leave_out)

@@ -16,34 +16,8 @@ from typing import Any, ClassVar, TypeVar
 
 from dovetail_runs import DamagedRun, Run, from_options
 from dovetail_runs.run import SETTINGS
-from dovetail_stack.recipes.options import (
-    Batching,
-    Devices,
-    Distillation,
-    Duration,
-    Files,
-    Monitoring,
-    Shape,
-    Source,
-    SourceMonitoring,
-    TextMonitoring,
-    Training,
-    Tuning,
-    Vocabulary,
-)
-from dovetail_stack.recipes.record_options import (
-    Adapting,
-    Answers,
-    Conversations,
-    Dialogue,
-    Embedding,
-    Encoding,
-    Examples,
-    PreferenceTuning,
-    Preferring,
-    Rewarding,
-    RewardTuning,
-)
+from dovetail_stack.recipes import options
+from dovetail_stack.recipes import record_options as records
 
 FILE = SETTINGS  # of a run
 # Settings that a later launch may change. The others make another run: text, model, batch, seed.
@@ -56,7 +30,7 @@ CHANGEABLE = frozenset(
 )
 # Between 0 and another value these add or drop arrays of the run's state.
 CONVERTED = ("ema", "guard_sigma")
-AXES = tuple(item.name for item in dataclasses.fields(Devices))  # of the mesh, by their options
+AXES = tuple(item.name for item in dataclasses.fields(options.Devices))  # of the mesh
 S = TypeVar("S", bound="Settings")
 
 
@@ -92,9 +66,9 @@ class Settings:
     """
 
     recipe: ClassVar[str]
-    duration: Duration = field(default_factory=Duration)
-    monitoring: Monitoring = field(default_factory=Monitoring)
-    training: Batching = field(default_factory=Batching)
+    duration: options.Duration = field(default_factory=options.Duration)
+    monitoring: options.Monitoring = field(default_factory=options.Monitoring)
+    training: options.Batching = field(default_factory=options.Batching)
     skipped: tuple[str, ...] | None = None
     leave_out: tuple[tuple[int, int], ...] = ()
     rewind: Rewind | None = None
@@ -108,8 +82,9 @@ class Settings:
     @property
     def accepted(self) -> dict[str, tuple[str, ...]]:
         """Arguments of `dovetail_models.accepting` for the model that the run begins from."""
-        groups = [g for g in vars(self).values() if isinstance(g, Source | Distillation)]
-        return {name: getattr(g, name) for g in groups for name in ("allow", "ignore")}
+        models = options.Source | options.Distillation
+        groups = [group for group in vars(self).values() if isinstance(group, models)]
+        return {name: getattr(group, name) for group in groups for name in ("allow", "ignore")}
 
     def save(self, run: Path) -> None:
         """Writes `run`/run.json atomically."""
@@ -120,24 +95,24 @@ class Settings:
 class FromText(Settings):
     """The settings of recipes that train on the text of a directory."""
 
-    files: Files
-    monitoring: TextMonitoring = field(default_factory=TextMonitoring)
+    files: options.Files
+    monitoring: options.TextMonitoring = field(default_factory=options.TextMonitoring)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromRecords(Settings):
     """The settings of recipes that tune a model on records."""
 
-    examples: Examples
-    source: Source
+    examples: records.Examples
+    source: options.Source
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromMessages(FromRecords):
     """The settings of recipes that tune a decoder on conversations or pairs of answers."""
 
-    dialogue: Dialogue = field(default_factory=Dialogue)
-    training: Adapting = field(default_factory=Adapting)
+    dialogue: records.Dialogue = field(default_factory=records.Dialogue)
+    training: records.Adapting = field(default_factory=records.Adapting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +120,9 @@ class Pretrain(FromText):
     """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory."""
 
     recipe: ClassVar[str] = "pretrain"
-    vocabulary: Vocabulary = field(default_factory=Vocabulary)
-    shape: Shape = field(default_factory=Shape)
-    training: Training = field(default_factory=Training)
+    vocabulary: options.Vocabulary = field(default_factory=options.Vocabulary)
+    shape: options.Shape = field(default_factory=options.Shape)
+    training: options.Training = field(default_factory=options.Training)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +133,9 @@ class Continue(FromText):
     """
 
     recipe: ClassVar[str] = "continue"
-    source: Source
-    monitoring: SourceMonitoring = field(default_factory=SourceMonitoring)
-    training: Tuning = field(default_factory=Tuning)
+    source: options.Source
+    monitoring: options.SourceMonitoring = field(default_factory=options.SourceMonitoring)
+    training: options.Tuning = field(default_factory=options.Tuning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +143,10 @@ class Distil(FromText):
     """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes."""
 
     recipe: ClassVar[str] = "distil"
-    distillation: Distillation
-    monitoring: SourceMonitoring = field(default_factory=SourceMonitoring)
-    shape: Shape = field(default_factory=Shape)
-    training: Training = field(default_factory=Training)
+    distillation: options.Distillation
+    monitoring: options.SourceMonitoring = field(default_factory=options.SourceMonitoring)
+    shape: options.Shape = field(default_factory=options.Shape)
+    training: options.Training = field(default_factory=options.Training)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +158,8 @@ class Chat(FromMessages):
     """
 
     recipe: ClassVar[str] = "chat"
-    dialogue: Conversations = field(default_factory=Conversations)
-    monitoring: Answers = field(default_factory=Answers)
+    dialogue: records.Conversations = field(default_factory=records.Conversations)
+    monitoring: records.Answers = field(default_factory=records.Answers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +172,9 @@ class Prefer(FromMessages):
     """
 
     recipe: ClassVar[str] = "prefer"
-    preference: Preferring = field(default_factory=Preferring)
-    monitoring: Answers = field(default_factory=Answers)
-    training: PreferenceTuning = field(default_factory=PreferenceTuning)
+    preference: records.Preferring = field(default_factory=records.Preferring)
+    monitoring: records.Answers = field(default_factory=records.Answers)
+    training: records.PreferenceTuning = field(default_factory=records.PreferenceTuning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +186,8 @@ class Reward(FromMessages):
     """
 
     recipe: ClassVar[str] = "reward"
-    reward: Rewarding = field(default_factory=Rewarding)
-    training: RewardTuning = field(default_factory=RewardTuning)
+    reward: records.Rewarding = field(default_factory=records.Rewarding)
+    training: records.RewardTuning = field(default_factory=records.RewardTuning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +200,8 @@ class Embed(FromRecords):
     """
 
     recipe: ClassVar[str] = "embed"
-    embedding: Embedding = field(default_factory=Embedding)
-    training: Encoding = field(default_factory=Encoding)
+    embedding: records.Embedding = field(default_factory=records.Embedding)
+    training: records.Encoding = field(default_factory=records.Encoding)
 
 
 RECIPES: dict[str, type[Settings]] = {

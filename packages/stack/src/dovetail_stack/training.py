@@ -62,12 +62,9 @@ def launch(
     with contextlib.ExitStack() as stack:
 
         def begin() -> Launch:
-            before = settings.load(out)
-            changed = {**settings.changes(before, run), **(changes or {})}
-            if run.rewind is not None:
-                changed |= rewinding.changes(before, run, rewinding.checkpoints(out))
+            changed = settings.changes(load(out), run)
             launch = Run(out).launch(
-                changes=changed,
+                changes={**changed, **(changes or {}), **rewinding.changes(run, out)},
                 command=["dovetail", *command],
                 seeds={"seed": run.training.seed},
                 devices=_described(mesh),
@@ -77,7 +74,7 @@ def launch(
             return stack.enter_context(launch)
 
         record = shared(begin, Launch)  # others than process 0 record nothing
-        made = rewinding.completed(run, out) if run.rewind is not None else run
+        made = rewinding.completed(run, out)
         mode = values.get("resume", "exact")
         with accepting(made):
             done = execute(made, out, mesh=mesh, resume=mode, supervision=supervision)

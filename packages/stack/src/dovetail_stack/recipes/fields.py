@@ -50,6 +50,11 @@ def declared(default: Any, help: str, **parse: Any) -> Any:
     return field(default=default, metadata={"help": help, **parse})
 
 
+def switch(help: str) -> Any:
+    """Declares an option without a value: True if it is typed."""
+    return declared(False, help, action="store_true")
+
+
 def needed(help: str, **parse: Any) -> Any:
     """Declares a required directory, or other paths if `parse` says so."""
     return field(metadata={"help": help, "type": absolute, **parse})

@@ -18,6 +18,7 @@ from dovetail_stack.recipes.fields import (
     check_share,
     declared,
     needed,
+    switch,
 )
 
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"  # in the directory of a run
@@ -274,9 +275,7 @@ class TextMonitoring(Monitoring):
 class SourceMonitoring(TextMonitoring):
     """Monitoring of a model whose samples may be drawn as a published directory suggests."""
 
-    directory_sampling: bool = declared(
-        False, "draw samples as the model's generation_config.json suggests", action="store_true"
-    )
+    directory_sampling: bool = switch("draw samples as the model's generation_config.json suggests")
 
     def __post_init__(self) -> None:
         super().__post_init__()

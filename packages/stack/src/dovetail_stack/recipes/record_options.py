@@ -17,6 +17,7 @@ from dovetail_stack.recipes.fields import (
     check_share,
     declared,
     needed,
+    switch,
 )
 from dovetail_stack.recipes.options import Batching, Monitoring, Tuning
 
@@ -108,9 +109,7 @@ class Answers(Monitoring):
         4, "held-out prompts answered before the first step and after the last; 0: none"
     )
     answer_tokens: int = declared(64, "most tokens of such an answer")
-    directory_sampling: bool = declared(
-        False, "draw answers as the model's generation_config.json suggests", action="store_true"
-    )
+    directory_sampling: bool = switch("draw answers as the model's generation_config.json suggests")
 
     def __post_init__(self) -> None:
         super().__post_init__()

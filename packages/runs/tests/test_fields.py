@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dovetail_runs import DamagedRun
-from dovetail_runs.settings.fields import changes, flat, from_json, short, to_json
+from dovetail_runs.settings import changes, flat, from_json, short, to_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dovetail_models import LongRopeScaling, init, llama, save
 from dovetail_stack import cli, settings
 from dovetail_stack.model_directory import locate
 from dovetail_stack.recipes.engine import engine
-from dovetail_stack.recipes.options import model_path
+from dovetail_stack.recipes.record_options import model_path
 
 OPTIONS = ["--allow", "my_note", "--allow", "another", "--ignore", "**.k_cache.scale"]
 PROMPT = ["--prompt", "def ", "--max-tokens", "4"]

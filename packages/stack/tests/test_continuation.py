@@ -13,7 +13,7 @@ from dovetail_models import load, lora
 from dovetail_stack.recipes.adapters import start
 from dovetail_stack.recipes.continuation import continuation, opened
 from dovetail_stack.recipes.fitting import fit
-from dovetail_stack.recipes.options import Tuning
+from dovetail_stack.recipes.record_options import Tuning
 
 LENGTH = 24
 BATCHING = {"length": LENGTH, "global_batch": 3, "save_every": 2, "seed": 1}

@@ -13,7 +13,8 @@ from dovetail_models import init, llama, mixtral
 from dovetail_stack.recipes.distillation import distilling
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.fitting import fit
-from dovetail_stack.recipes.options import Distillation, Shape, Training
+from dovetail_stack.recipes.options import Shape, Training
+from dovetail_stack.recipes.record_options import Distillation
 from dovetail_stack.recipes.twin import DecoderTwin
 from dovetail_train import Trainer, lm_loss
 from dovetail_tune import TRAINED, gkd

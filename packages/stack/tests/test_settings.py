@@ -6,7 +6,8 @@ import json
 import pytest
 
 from dovetail_stack import settings
-from dovetail_stack.recipes.options import Shape, Training, Tuning
+from dovetail_stack.recipes.options import Shape, Training
+from dovetail_stack.recipes.record_options import Tuning
 from dovetail_stack.settings import RECIPES, Continue, Distil, Pretrain
 
 

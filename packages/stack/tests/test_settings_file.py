@@ -8,8 +8,7 @@ import tomllib
 import pytest
 
 from dovetail_stack import settings, settings_file
-from dovetail_stack.recipes.fields import help_of
-from dovetail_stack.recipes.options import Devices
+from dovetail_stack.recipes.options import Devices, help_of
 from dovetail_stack.settings import RECIPES, Chat, Continue, Distil, Pretrain
 
 GIVEN = {

@@ -46,7 +46,7 @@ from dovetail_runs.record.machine import devices_of
 from dovetail_runs.record.media import Histogram, Image, Medium, Text
 from dovetail_runs.record.notes import Note
 from dovetail_runs.run import Run
-from dovetail_runs.settings.options import add_options, from_options
+from dovetail_runs.settings import add_options, from_options
 from dovetail_runs.summary import Summary, summary
 
 __all__ = [  # noqa: RUF022, by topic

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail_runs.run import Run
-from dovetail_runs.settings.fields import flat, short
+from dovetail_runs.settings import flat, short
 from dovetail_runs.summary import WINDOW, Summary, summary
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from dovetail_runs.metrics.metrics import Curve, Metrics
 from dovetail_runs.run import Run
-from dovetail_runs.settings.fields import flat, short
+from dovetail_runs.settings import flat, short
 
 Format = Literal["tensorboard", "wandb-offline"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dovetail_runs import events
+from dovetail_runs import settings as forms
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.metrics.account import Account, account_of
 from dovetail_runs.metrics.metrics import Metrics, Reader
@@ -20,7 +21,6 @@ from dovetail_runs.record import job, launch, lock, machine, media, notes
 from dovetail_runs.record.launch import Launch
 from dovetail_runs.record.media import Medium
 from dovetail_runs.record.notes import Note
-from dovetail_runs.settings import fields
 
 SETTINGS, METRICS = "run.json", "metrics.jsonl"
 S = TypeVar("S")
@@ -155,7 +155,7 @@ class Run:
         Raises:
             DamagedRun: The stored settings do not fit the class.
         """
-        return fields.from_json(kind, self.settings, place=str(self.path / SETTINGS))
+        return forms.from_json(kind, self.settings, place=str(self.path / SETTINGS))
 
     def save_settings(self, settings: Any, *, recipe: str | None = None) -> None:
         """Writes the settings atomically, without a launch. They replace those of the run.
@@ -293,7 +293,7 @@ class Run:
             return {}
         stored = self._content()
         self._check_names(changeable, content["settings"])
-        changed = fields.changes(stored["settings"], content["settings"])
+        changed = forms.changes(stored["settings"], content["settings"])
         if stored["recipe"] != content["recipe"]:
             changed = {"recipe": [stored["recipe"], content["recipe"]], **changed}
         refused = [
@@ -312,7 +312,7 @@ class Run:
 
     def _check_names(self, changeable: Collection[str], values: Mapping[str, Any]) -> None:
         """Raises ValueError for a name that is no field of the settings."""
-        known = fields.flat(values).keys() | {"recipe"}
+        known = forms.flat(values).keys() | {"recipe"}
         known |= {name.rpartition(".")[2] for name in known}
         if unknown := [name for name in changeable if name not in known]:
             raise ValueError(
@@ -363,7 +363,7 @@ class Run:
 
 def _content_of(settings: Any, recipe: str | None) -> dict[str, Any]:
     """Returns the content of run.json."""
-    values = fields.to_json(settings)
+    values = forms.to_json(settings)
     kind = None if isinstance(settings, Mapping) else type(settings).__name__
     return {"recipe": recipe or kind, "settings": values}
 

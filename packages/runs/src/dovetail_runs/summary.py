@@ -13,7 +13,7 @@ from dovetail_runs.metrics.account import account_of
 from dovetail_runs.metrics.metrics import Curve, Metrics
 from dovetail_runs.record import launch, notes
 from dovetail_runs.run import METRICS, SETTINGS, Run
-from dovetail_runs.settings.fields import flat
+from dovetail_runs.settings import flat
 
 WINDOW = 100  # updates of a mean loss and of a median rate: the last ones, or all if fewer
 EVALUATION = "eval/"  # what the names of evaluations begin with

@@ -47,12 +47,6 @@ class Job:
     at_ends: Samples | None = None
     ids: int | None = None
 
-    def sample(self, module: Any, *, step: int) -> None:
-        """Writes the samples of the beginning or the end of the run, if there are any."""
-        if self.at_ends is not None:
-            self.at_ends.write(module, step)
-            self.at_ends.close()
-
 
 def opened(
     named: str,

@@ -5,7 +5,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from dovetail_stack.recipes.fields import declared, switch
+from dovetail_stack.recipes.options import declared, switch
 
 CHECKED_ROWS = 10  # that `dovetail train RECIPE --check` shows
 COMPILE_S = 900.0  # of --compile without a number

@@ -149,6 +149,8 @@ def _absent_mesh(values: Mapping[str, Any], devices: int) -> AbstractMesh:
 def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, Any]:
     """Checks and stores the settings, and completes a rewind. Returns what the rewind changed."""
     run = launch_settings.resolved(values, out, _absent_mesh(values, devices))
+    if run.rewind is None:
+        return {}
     changes = rewinding.changes(run, out)
     rewinding.completed(run, out)
     return changes

@@ -69,9 +69,8 @@ def requested(stored: S, values: dict[str, Any], saved: list[int]) -> S:
 
 
 def completed(run: S, out: Path) -> S:
-    """Carries out a pending rewind and returns the settings after it. Every process calls it."""
-    if run.rewind is None:
-        return run
+    """Carries out the pending rewind and returns the settings after it. Every process calls it."""
+    assert run.rewind is not None
     on_first(lambda: run.save(out))
     aside = rewind(out / CHECKPOINTS, run.rewind.to) if checkpoints(out) else []
     done = dataclasses.replace(run, rewind=None)
@@ -84,14 +83,13 @@ def completed(run: S, out: Path) -> S:
 
 
 def changes(run: Settings, out: Path) -> dict[str, list[Any]]:
-    """Returns what a pending rewind adds to a launch's record: steps, before and after.
+    """Returns what the pending rewind adds to a launch's record: steps, before and after.
 
     Args:
         run: Settings of the launch.
         out: Directory of the run, with its stored settings.
     """
-    if run.rewind is None:
-        return {}
+    assert run.rewind is not None
     made: dict[str, list[Any]] = {"step": [max(checkpoints(out), default=0), run.rewind.to]}
     before = load(out)
     if run.leave_out != before.leave_out:

@@ -82,7 +82,7 @@ class Settings:
     @property
     def accepted(self) -> dict[str, tuple[str, ...]]:
         """Arguments of `dovetail_models.accepting` for the model that the run begins from."""
-        models = options.Source | options.Distillation
+        models = records.Source | records.Distillation
         groups = [group for group in vars(self).values() if isinstance(group, models)]
         return {name: getattr(group, name) for group in groups for name in ("allow", "ignore")}
 
@@ -104,7 +104,7 @@ class FromRecords(Settings):
     """The settings of recipes that tune a model on records."""
 
     examples: records.Examples
-    source: options.Source
+    source: records.Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,9 @@ class Continue(FromText):
     """
 
     recipe: ClassVar[str] = "continue"
-    source: options.Source
-    monitoring: options.SourceMonitoring = field(default_factory=options.SourceMonitoring)
-    training: options.Tuning = field(default_factory=options.Tuning)
+    source: records.Source
+    monitoring: records.SourceMonitoring = field(default_factory=records.SourceMonitoring)
+    training: records.Tuning = field(default_factory=records.Tuning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +143,8 @@ class Distil(FromText):
     """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes."""
 
     recipe: ClassVar[str] = "distil"
-    distillation: options.Distillation
-    monitoring: options.SourceMonitoring = field(default_factory=options.SourceMonitoring)
+    distillation: records.Distillation
+    monitoring: records.SourceMonitoring = field(default_factory=records.SourceMonitoring)
     shape: options.Shape = field(default_factory=options.Shape)
     training: options.Training = field(default_factory=options.Training)
 

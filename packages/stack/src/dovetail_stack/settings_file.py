@@ -20,11 +20,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail_runs.settings.options import arguments
+from dovetail_runs.settings import arguments
 from dovetail_stack import settings
 from dovetail_stack._command import similar
-from dovetail_stack.recipes.fields import help_of
-from dovetail_stack.recipes.options import Devices
+from dovetail_stack.recipes.options import Devices, help_of
 from dovetail_stack.settings import RECIPES, Settings
 
 _WIDTH = 88  # of a comment

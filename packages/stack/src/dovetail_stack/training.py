@@ -62,9 +62,11 @@ def launch(
     with contextlib.ExitStack() as stack:
 
         def begin() -> Launch:
-            changed = settings.changes(load(out), run)
+            changed = {**settings.changes(load(out), run), **(changes or {})}
+            if run.rewind is not None:
+                changed |= rewinding.changes(run, out)
             launch = Run(out).launch(
-                changes={**changed, **(changes or {}), **rewinding.changes(run, out)},
+                changes=changed,
                 command=["dovetail", *command],
                 seeds={"seed": run.training.seed},
                 devices=_described(mesh),
@@ -74,7 +76,7 @@ def launch(
             return stack.enter_context(launch)
 
         record = shared(begin, Launch)  # others than process 0 record nothing
-        made = rewinding.completed(run, out)
+        made = rewinding.completed(run, out) if run.rewind is not None else run
         mode = values.get("resume", "exact")
         with accepting(made):
             done = execute(made, out, mesh=mesh, resume=mode, supervision=supervision)
@@ -155,7 +157,7 @@ def execute(
     with _watched(steps, supervision) as (stop, sinks):
         options = {"steps": steps, "hooks": hooks, "stop": stop, "resume": resume}
         options["leave_out"] = [range(first, end) for first, end in run.leave_out]
-        options["before"] = lambda module: job.sample(module, step=0)
+        options["before"] = lambda module: _sample(job, module, step=0)
         if supervision is not None:
             options["wrap"] = supervision.wrap
         sinks = [_Accepted(run, out), *sinks]
@@ -163,7 +165,7 @@ def execute(
             module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
     if not result.interrupted:
         with contextlib.nullcontext() if supervision is None else supervision.phase("export"):
-            job.sample(module, step=steps)
+            _sample(job, module, step=steps)
             trained = gathered(module)
             on_first(lambda: job.export(trained, out))
     return not result.interrupted
@@ -195,6 +197,13 @@ def _watched(
                 yield stop.poll, [bar]
         else:  # a bar in a file is one long line
             yield stop.poll, [Lines(steps=steps)]
+
+
+def _sample(job: Job, module: Any, *, step: int) -> None:
+    """Samples text at the beginning or the end of a run, if the job asks for it."""
+    if job.at_ends is not None:
+        job.at_ends.write(module, step)
+        job.at_ends.close()
 
 
 def _plan(run: Settings, recipe: Recipe, rows: Rows) -> int:

@@ -14,7 +14,7 @@ from dovetail_runs.find import Found
 from dovetail_runs.metrics.account import Account
 from dovetail_runs.record import job
 from dovetail_runs.run import Run
-from dovetail_runs.settings.fields import flat
+from dovetail_runs.settings import flat
 from dovetail_runs.summary import EVALUATION, WINDOW, Summary, summary
 
 COLUMNS = ("state", "step", "mean loss", "tokens/s", "stalled", "goodput", "age")

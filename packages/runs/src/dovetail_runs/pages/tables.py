@@ -12,7 +12,7 @@ from dovetail_runs.metrics.metrics import Metrics
 from dovetail_runs.pages.words import words
 from dovetail_runs.record import job
 from dovetail_runs.run import Run
-from dovetail_runs.settings.fields import flat, short
+from dovetail_runs.settings import flat, short
 from dovetail_runs.summary import figures, summary
 
 _CAUSES = ("step", "skipped", "repeated", "stalled", "idle", "other")

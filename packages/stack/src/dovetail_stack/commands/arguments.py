@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dovetail_stack.parsing import Parser
-from dovetail_stack.recipes.fields import check_local
+from dovetail_stack.recipes.options import check_local
 from dovetail_stack.recipes.record_options import DATE_HELP, TEMPLATE_HELP, template_name
 
 

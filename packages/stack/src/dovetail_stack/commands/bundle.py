@@ -177,7 +177,7 @@ def _from_run(args: argparse.Namespace, options: dict[str, Any]) -> None:
     from dovetail_models import TextEncoder, abstract
     from dovetail_stack import settings
     from dovetail_stack.recipes.bundle import bundle_run
-    from dovetail_stack.recipes.options import Tuning
+    from dovetail_stack.recipes.record_options import Tuning
     from dovetail_stack.recipes.servable import servable
 
     if args.dtype is not None:

@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the quickstart and prints its figures."""
     from dovetail_stack.quickstart.run import quickstart, standard_library
     from dovetail_stack.quickstart.training import Text
-    from dovetail_stack.recipes.fields import check_local
-    from dovetail_stack.recipes.options import Duration
+    from dovetail_stack.recipes.options import Duration, check_local
     from dovetail_stack.recipes.text import check_directory
 
     check_local("out", args.out)

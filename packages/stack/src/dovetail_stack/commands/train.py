@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_runs.settings.options import arguments
+from dovetail_runs.settings import arguments
 from dovetail_stack import launch_options, processes, settings, settings_file
 from dovetail_stack._command import DONE, INTERRUPTED, add_json
 from dovetail_stack.launch_options import (
@@ -32,8 +32,7 @@ from dovetail_stack.launch_options import (
 )
 from dovetail_stack.model_directory import EXPORT
 from dovetail_stack.parsing import Parser
-from dovetail_stack.recipes.fields import check_local, help_of
-from dovetail_stack.recipes.options import Devices, Duration
+from dovetail_stack.recipes.options import Devices, Duration, check_local, help_of
 from dovetail_stack.settings import RECIPES, FromRecords
 
 LATE = ("monitoring",)  # groups at the end of a help
@@ -118,27 +117,30 @@ def run(args: argparse.Namespace) -> int:
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
     # Below the help and these refusals: all of them import JAX.
-    from dovetail_stack import checking, estimating, many_hosts, training
+    from dovetail_stack.checking import checked
+    from dovetail_stack.estimating import report
+    from dovetail_stack.many_hosts import drive
     from dovetail_stack.mesh import axes_of, make_mesh, parsed_dcn
+    from dovetail_stack.training import launch
 
     axes = axes_of(values)
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
     if "check" in values:
-        print(checking.checked(values, out, mesh=make_mesh(axes, dcn=dcn)))
+        print(checked(values, out, mesh=make_mesh(axes, dcn=dcn)))
         return DONE
     assert out is not None
     rates = _rates(values)
     if on_hosts:
         with _stdout_for_json(values):
-            finished = many_hosts.drive({**values, "dcn": dcn}, out, command=args.argv)
+            finished = drive({**values, "dcn": dcn}, out, command=args.argv)
         return _reported(args, out, finished=finished)
     with processes.joined(values):
         if "estimate" in values:
-            print(estimating.report(values, out, axes, dcn=dcn, rates=rates))
+            print(report(values, out, axes, dcn=dcn, rates=rates))
             return DONE
         mesh = make_mesh(axes, dcn=dcn)
         with _stdout_for_json(values):
-            finished = training.launch(values, out, mesh=mesh, command=args.argv)
+            finished = launch(values, out, mesh=mesh, command=args.argv)
         return _reported(args, out, finished=finished)
 
 

@@ -17,9 +17,8 @@ import dovetail_quant as quant
 from dovetail_models import Decoder, abstract, load, lora
 from dovetail_quant import qlora
 from dovetail_stack.recipes.fitting import AnyMesh, configured, here
-from dovetail_stack.recipes.options import Tuning
 from dovetail_stack.recipes.quantization import GROUPS, group_of
-from dovetail_stack.recipes.record_options import Adapting
+from dovetail_stack.recipes.record_options import Adapting, Tuning
 
 
 def start(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:

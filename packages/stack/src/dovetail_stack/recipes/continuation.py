@@ -18,7 +18,7 @@ from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes import adapters
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention
 from dovetail_stack.recipes.language_model import schedule
-from dovetail_stack.recipes.options import Tuning
+from dovetail_stack.recipes.record_options import Tuning
 from dovetail_train import lm_loss
 
 

@@ -16,7 +16,8 @@ from dovetail_models import Config, abstract, load
 from dovetail_stack.recipes.families import is_mixture
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, grouped, here, step_flops
 from dovetail_stack.recipes.language_model import pretraining
-from dovetail_stack.recipes.options import Distillation, Training
+from dovetail_stack.recipes.options import Training
+from dovetail_stack.recipes.record_options import Distillation
 from dovetail_stack.recipes.twin import DecoderTwin
 from dovetail_tune import TRAINED, gkd
 

@@ -1,25 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a training run, as plain values. Imports no library.
+"""Settings of a training run, as plain values: their declaration, and those of a new decoder.
 
-The metadata of each field hold the help of `dovetail train RECIPE --help`, with its unit.
+The metadata of each field hold the help of `dovetail train RECIPE --help`, with its unit. Imports
+no library.
 """
 
+import dataclasses
 import math
 import os
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
-
-from dovetail_stack.recipes.fields import (
-    above_zero,
-    absolute,
-    at_least,
-    check_local,
-    check_share,
-    declared,
-    needed,
-    switch,
-)
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"  # in the directory of a run
 HEAD = 64  # numbers of a head, where the width allows it
@@ -31,12 +23,101 @@ PATTERN_HELP = (
     "glob of the files below --text: *.py leaves out subfolders, **/*.py does not; "
     "**/*: all but hidden files"
 )
+_URL = re.compile(r"([a-z][a-z0-9+]+):/+")
+_COPIES = {
+    "gs": "gcloud storage cp -r URL .",
+    "s3": "aws s3 sync URL .",
+    "hf": "hf download org/name",
+}
 
-_MODEL = "Hugging Face directory with a tokenizer, a finished run, or a Hub id"
-_ALLOW = "an unknown key of its config.json to accept; may be repeated"
-_IGNORE = "extra tensors to leave out, as '**.inv_freq'; may be repeated"
-_KEYS: dict[str, Any] = {"action": "append", "metavar": "KEY"}
-_PATTERNS: dict[str, Any] = {**_KEYS, "metavar": "PATTERN"}
+
+def absolute(path: str) -> str:
+    """Returns the absolute path, so a run resumes from any folder. An address stays as it is."""
+    return path if _URL.match(path) else os.path.realpath(path)
+
+
+def check_local(name: str, path: str | os.PathLike[str]) -> None:
+    """Raises ValueError if a path is an address, such as gs://bucket/text.
+
+    Args:
+        name: Name of the argument.
+        path: The path, as a string or a `Path`, which merges slashes.
+    """
+    if scheme := _URL.match(os.fspath(path)):
+        url = _URL.sub(r"\1://", os.fspath(path), count=1)
+        copy = _COPIES.get(scheme[1], "curl -O URL").replace("URL", url)
+        advice = f"copy it here ({copy}), and pass the path of the copy"
+        if name == "out":
+            advice = "name a directory here, and copy it afterwards"
+        raise ValueError(f"{name} must be a path of this machine, got {name}={url}: {advice}")
+
+
+def declared(default: Any, help: str, **parse: Any) -> Any:
+    """Declares a field.
+
+    Args:
+        default: Its default.
+        help: Its help, with the unit.
+        **parse: Arguments of argparse that do not follow from its type; see
+            `dovetail_runs.add_options`.
+    """
+    return field(default=default, metadata={"help": help, **parse})
+
+
+def switch(help: str) -> Any:
+    """Declares an option without a value: True if it is typed."""
+    return declared(False, help, action="store_true")
+
+
+def needed(help: str, **parse: Any) -> Any:
+    """Declares a required directory, or other paths if `parse` says so."""
+    return field(metadata={"help": help, "type": absolute, **parse})
+
+
+def help_of(item: Any, *, in_words: bool = True) -> str:
+    """Returns the help of a field, with its default if it has one.
+
+    Args:
+        item: The field.
+        in_words: Replace a default by its meaning: "; 0: no average" becomes " (no average)".
+    """
+    help, default = item.metadata["help"], item.default
+    if default is dataclasses.MISSING:
+        return f"{help} (needed for a new run)"
+    none = default is None or default is False or default == ()
+    shown = "none" if none else f"{default:g}" if isinstance(default, float) else str(default)
+    text, named, meaning = help.partition(f"; {shown}: ")
+    if named:
+        return f"{text} ({meaning})" if in_words else help
+    return help if none else f"{help} ({shown})"
+
+
+def at_least(values: Any, least: int, *names: str) -> None:
+    """Raises ValueError if one of these fields is below `least`.
+
+    Args:
+        values: Settings.
+        least: The smallest value.
+        *names: Names of the fields.
+    """
+    for name in names:
+        value = getattr(values, name)
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {name}={value}: leave it out")
+
+
+def above_zero(values: Any, *names: str) -> None:
+    """Raises ValueError unless these fields are above 0 and finite."""
+    for name in names:
+        value = getattr(values, name)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0, got {name}={value}: leave it out")
+
+
+def check_share(held_out: float) -> None:
+    """Raises ValueError unless a held-out share lies between 0 and 1."""
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must lie between 0 and 1, got held_out={held_out}: try 0.05")
 
 
 def _divisors(number: int) -> str:
@@ -224,32 +305,6 @@ class Training(Batching):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning(Batching):
-    """Settings of continued training, apart from its number of steps.
-
-    Adapters take ten times the rate of whole matrices, where runs of both agree best (Schulman et
-    al. 2025, "LoRA Without Regret").
-    """
-
-    rates: ClassVar[tuple[float, float]] = (2e-5, 2e-4)  # without adapters, and with
-    learning_rate: float = declared(
-        0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters", metavar="RATE"
-    )
-    lora_rank: int = declared(0, "rank of the adapters, trained alone; 0: train every parameter")
-    lora_alpha: float = declared(32.0, "adapters are scaled by alpha / rank")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lora_rank < 0 or self.learning_rate < 0:
-            raise ValueError(
-                f"lora_rank and learning_rate must be at least 0, got lora_rank={self.lora_rank}, "
-                f"learning_rate={self.learning_rate}: leave them out for the defaults"
-            )
-        if not self.learning_rate:  # said as what it will be, in run.json too
-            object.__setattr__(self, "learning_rate", self.rates[bool(self.lora_rank)])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Monitoring:
     """Traces during training, beside the metrics."""
 
@@ -272,21 +327,6 @@ class TextMonitoring(Monitoring):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceMonitoring(TextMonitoring):
-    """Monitoring of a model whose samples may be drawn as a published directory suggests."""
-
-    directory_sampling: bool = switch("draw samples as the model's generation_config.json suggests")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.directory_sampling and not self.samples:
-            raise ValueError(
-                "directory_sampling must have samples to draw, got directory_sampling=True, "
-                "samples=0: pass samples=100, or leave directory_sampling= out"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Devices:
     """Axes of the mesh of devices."""
 
@@ -295,44 +335,3 @@ class Devices:
     tensor: int = declared(1, "ways to split heads and hidden layers")
     context: int = declared(1, "ways to split rows into pieces of tokens")
     expert: int = declared(1, "ways to split experts, and the batch")
-
-
-def model_path(path: str) -> str:
-    """Returns the absolute path of a directory; an id of the Hugging Face Hub stays as it is."""
-    if os.path.exists(path) or path.count("/") != 1:
-        return absolute(path)
-    from dovetail_models.hf.hub import is_id
-
-    return path if is_id(path) else absolute(path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The model to train on."""
-
-    model: str = needed(_MODEL, type=model_path, metavar="MODEL")
-    allow: tuple[str, ...] = declared((), _ALLOW, **_KEYS)
-    ignore: tuple[str, ...] = declared((), _IGNORE, **_PATTERNS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distillation:
-    """The teacher and its weight in the loss."""
-
-    teacher: str = needed(_MODEL, type=model_path, metavar="MODEL")
-    alpha: float = declared(
-        0.5, "weight of the teacher in the loss, in [0, 1]; the text has the rest", metavar="WEIGHT"
-    )
-    temperature: float = declared(2.0, "divides the logits of both models; above 0")
-    teacher_precision: Literal["float32", "bfloat16"] = declared(
-        "float32", "dtype of the teacher's parameters"
-    )
-    allow: tuple[str, ...] = declared((), _ALLOW, **_KEYS)
-    ignore: tuple[str, ...] = declared((), _IGNORE, **_PATTERNS)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1 or not self.temperature > 0:
-            raise ValueError(
-                f"alpha must lie in [0, 1] and temperature above 0, got alpha={self.alpha}, "
-                f"temperature={self.temperature}: try alpha=0.5, temperature=2"
-            )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dovetail_data import Corpus, Pretrained, Progress, Text, records, text, train_bpe, write
 from dovetail_data.sources import compression
-from dovetail_stack.recipes.fields import check_local
+from dovetail_stack.recipes.options import check_local
 from dovetail_stack.recipes.vocabulary import within
 
 TOKENIZER = "tokenizer.json"

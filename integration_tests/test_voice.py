@@ -62,3 +62,12 @@ def test_a_builder_takes_texts_of_arguments_from_its_prototype(tmp_path):
         '@shape.builder\ndef g(a, b, c):\n    """G.\n\n    Args:\n        d: D.\n    """\n'
     )
     assert voice.check(file)[1] == [(10, "absent", "g: d")]
+
+
+def test_a_field_that_is_declared_with_its_help_needs_no_second_text(tmp_path):
+    file = tmp_path / "options.py"
+    declared = "".join(f"    {name}: int = declared(1, 'ways')\n" for name in "abcd")
+    plain = "    e: int = 1\n    f: int = field(default=2)\n    g: int = 3\n"
+    head = '@dataclass\nclass {}:\n    """Ways."""\n\n'
+    file.write_text(f"{head.format('A')}{declared}\n\n{head.format('B')}{declared}{plain}")
+    assert voice.check(file)[1] == [(12, "args", "B: e, f, g")]

@@ -23,6 +23,8 @@ SECTION = re.compile(r"^(Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE
 # A decorator of this name adds to a docstring the arguments that a prototype explains, and fails
 # for an argument that neither explains.
 INHERITS = re.compile(r"\bbuilder\b")
+# Calls that declare a field with its help: see `recipes/options.py` of the stack.
+DECLARES = {"declared", "needed", "switch", "typed"}
 ENTRY = re.compile(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?:", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -34,7 +36,10 @@ def parameters(function: ast.AST) -> list[str]:
 
 
 def fields(node: ast.ClassDef) -> list[str]:
-    """Returns the constructor's parameters: those of `__init__`, else a dataclass's fields."""
+    """Returns the constructor's parameters: those of `__init__`, else a dataclass's fields.
+
+    A field with a help of its own needs no second text in the docstring.
+    """
     for function in (f for f in node.body if getattr(f, "name", "") == "__init__"):
         return parameters(function)
     shown = " ".join(ast.unparse(d) for d in [*node.decorator_list, *node.bases])
@@ -42,6 +47,7 @@ def fields(node: ast.ClassDef) -> list[str]:
         return []
     annotated = [n for n in node.body if isinstance(n, ast.AnnAssign)]
     kept = [n for n in annotated if "ClassVar" not in ast.unparse(n.annotation)]
+    kept = [n for n in kept if getattr(getattr(n.value, "func", None), "id", "") not in DECLARES]
     names = [n.target.id for n in kept if not (n.value and "init=False" in ast.unparse(n.value))]
     return [n for n in names if not n.startswith("_")]
 

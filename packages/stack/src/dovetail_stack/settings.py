@@ -117,7 +117,13 @@ class FromMessages(FromRecords):
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(FromText):
-    """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory."""
+    """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory.
+
+    Args:
+        vocabulary: The tokenizer.
+        shape: Family and sizes of the model.
+        training: Batch and learning rates.
+    """
 
     recipe: ClassVar[str] = "pretrain"
     vocabulary: options.Vocabulary = field(default_factory=options.Vocabulary)
@@ -130,6 +136,11 @@ class Continue(FromText):
     """Train a Hugging Face directory's model on, whole or by adapters that are merged at the end.
 
     The export is in float32, the dtype of training. `dovetail models convert` casts it.
+
+    Args:
+        source: The model.
+        monitoring: Samples and traces during training.
+        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "continue"
@@ -140,7 +151,14 @@ class Continue(FromText):
 
 @dataclass(frozen=True, kw_only=True)
 class Distil(FromText):
-    """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes."""
+    """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes.
+
+    Args:
+        distillation: The teacher and its weight in the loss.
+        monitoring: Samples and traces during training.
+        shape: Family and sizes of the student.
+        training: Batch and learning rates.
+    """
 
     recipe: ClassVar[str] = "distil"
     distillation: records.Distillation
@@ -169,6 +187,11 @@ class Prefer(FromMessages):
     A record is {"prompt": ..., "chosen": ..., "rejected": ...}, messages or texts. A step of
     --global-batch N has N / 2 pairs. With --lora-rank the adapters are exported too, for PEFT, as
     RUN/peft.
+
+    Args:
+        preference: The loss and its reference.
+        monitoring: Traces, and answers to held-out prompts.
+        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "prefer"

@@ -54,7 +54,7 @@ def add(parser: Parser) -> None:
             name,
             aliases=settings.ALIASES.get(name, ()),
             help=(kind.__doc__ or "").splitlines()[0],
-            description=inspect.getdoc(kind),
+            description=(inspect.getdoc(kind) or "").partition("\n\nArgs:")[0],
             argument_default=argparse.SUPPRESS,
         )
         recipe.set_defaults(recipe=name)  # the alias that was typed is forgotten

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import dovetail_checkpoint
-from dovetail_stack import cli
+from dovetail_stack import cli, rewinding
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 STEPS = 20
@@ -81,11 +80,11 @@ def test_a_rewind_that_is_cut_off_is_completed_by_the_next_launch(
             whole(*args)
         raise KeyboardInterrupt
 
-    whole, other = dovetail_checkpoint.rewind, tmp_path / "other"
+    whole, other = rewinding.rewind, tmp_path / "other"
     shutil.copytree(finished, other)
     asked = ("--rewind", 16, "--leave-out", "17:18")
     with monkeypatch.context() as patched:
-        patched.setattr(dovetail_checkpoint, "rewind", cut)
+        patched.setattr(rewinding, "rewind", cut)
         assert train(copy, *asked) == 130
     assert train(copy, "--rewind", 12) == 2  # another request must wait
     assert train(copy, *(asked if moment == "before" else ())) == 0

@@ -176,7 +176,7 @@ def embed_run(tmp_path, randomised):
     """A function of a configuration: a run of embed, with step 3 and an export of other weights."""
 
     def written(config):
-        run, values = tmp_path / "run", {"records": "x", "model": "m"}
+        run, values = tmp_path / "run", {"records": ("x",), "model": "m"}
         settings.create(RECIPES["embed"], values).save(run)
         trained = randomised(models.init(config, seed=1), 0)
         with Store(run / "checkpoints") as store:

@@ -33,7 +33,6 @@ CHATML = "chatml"
 TEMPLATE_HELP = "chat template instead of the model's: a .jinja file, or chatml"
 DATE_HELP = "day that a template with a date writes"
 
-
 _MODEL = "Hugging Face directory with a tokenizer, a finished run, or a Hub id"
 _ALLOW = "an unknown key of its config.json to accept; may be repeated"
 _IGNORE = "extra tensors to leave out, as '**.inv_freq'; may be repeated"

@@ -68,7 +68,7 @@ _WORDS = {
     "the recipe chooses the clipping; type --guard-sigma X to skip spikes": "--max-grad-norm",
     "type --hosts N": "--nnodes --num-nodes",
     "progress goes to standard error; type 2>/dev/null": "--quiet",
-    "the record is RUN/metrics.jsonl; type dovetail runs show RUN": (
+    "the record is RUN/metrics.jsonl; type dovetail runs export RUN --to tensorboard": (
         "--report-to --tensorboard --wandb"
     ),
     "a run resumes by itself; type dovetail train --out RUN": "--resume-from-checkpoint",

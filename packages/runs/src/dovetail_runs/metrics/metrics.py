@@ -18,10 +18,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from dovetail_runs.events import excerpt
-from dovetail_runs.metrics.writer import HEAD, LAST
+from dovetail_runs.metrics.writer import LAST
 
 _NAMED = 20  # damaged lines that are named; the others are counted
 _LIMIT = 2.0**1023  # whole numbers from twice this on have no float
+_decode = json.JSONDecoder().decode  # json.loads of bytes guesses an encoding for each line
 _WORDS = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 
 
@@ -214,7 +215,9 @@ class Reader:
         self._inode, self._offset, self._number, self._damaged = inode, 0, 0, 0
         self._written_ns = 0
         self._steps, self._generations, self._times = array("q"), array("q"), array("d")
-        self._columns: dict[str, tuple[array[int], array[float]]] = {}
+        # Numbers of lines and their values, row by row, of lines with the same names: one call for
+        # each line, where a column for each name would need two for each value.
+        self._layouts: dict[tuple[str, ...], tuple[array[int], array[float]]] = {}
         self._damage: list[str] = []
         self._metrics: Metrics | None = None
 
@@ -248,17 +251,17 @@ class Reader:
                 place = f"{self._path.name}:{self._number}"
                 self._damage.append(f"{place}: no line of metrics: {excerpt(text)}")
             return
+        step, generation, time_s, values = line
         number = len(self._steps)
-        for name, value in line.items():
-            if name not in HEAD:
-                if name not in self._columns:
-                    self._columns[name] = array("q"), array("d")
-                numbers, values = self._columns[name]
-                numbers.append(number)
-                values.append(value)
-        self._steps.append(line["step"])
-        self._generations.append(line["generation"])
-        self._times.append(line.get("time_s", 0.0))
+        self._steps.append(step)
+        self._generations.append(generation)
+        self._times.append(time_s)
+        names = tuple(values)
+        if names not in self._layouts:
+            self._layouts[names] = array("q"), array("d")
+        numbers, rows = self._layouts[names]
+        numbers.append(number)
+        rows.extend(values.values())
 
     def _made(self) -> Metrics:
         more = self._damaged - _NAMED
@@ -267,28 +270,50 @@ class Reader:
             steps=np.array(self._steps, np.int64),
             generations=np.array(self._generations, np.int64),
             times_s=np.array(self._times, np.float64),
-            columns={
-                name: (np.array(numbers, np.int64), np.array(values, np.float64))
-                for name, (numbers, values) in self._columns.items()
-            },
+            columns=self._columns(),
         )
         return Metrics(lines=lines, damage=(*self._damage, *named), damaged=self._damaged)
 
+    def _columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns numbers of lines and values by name, in the order in which the names came."""
+        pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        for names, (numbers, rows) in self._layouts.items():
+            table = np.array(rows, np.float64).reshape(len(numbers), len(names))
+            for name, column in zip(names, table.T, strict=True):
+                pieces.setdefault(name, []).append((np.array(numbers, np.int64), column))
+        columns = {}
+        for name, some in pieces.items():
+            numbers, values = (np.concatenate(x) for x in zip(*some, strict=True))
+            order = np.argsort(numbers, kind="stable")
+            columns[name] = numbers[order], values[order]
+        return columns
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Returns the numbers of a line, null as NaN; None if it is damaged."""
+
+def _parsed(text: bytes) -> tuple[int, int, float, dict[str, Any]] | None:
+    """Returns step, generation, time and the numbers of a line, null as NaN; None if damaged."""
     try:
-        line = json.loads(text)
-        head = line["step"], line["generation"], line.get("time_s", 0.0)
+        line = _decode(text.decode())
+        step, generation = line.pop("step"), line.pop("generation")
+        time_s = line.pop("time_s", 0.0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    whole = all(type(number) is int and 0 <= number < LAST for number in head[:2])
-    if not whole or type(head[2]) not in (int, float) or not -_LIMIT < head[2] < _LIMIT:
+    whole = type(step) is type(generation) is int and 0 <= step < LAST and 0 <= generation < LAST
+    if not whole or type(time_s) not in (int, float) or not -_LIMIT < time_s < _LIMIT:
         return None
-    for name, value in line.items():
-        if type(value) is not float and (type(value) is not int or not -_LIMIT < value < _LIMIT):
-            value = np.nan if value is None else _WORDS.get(value) if type(value) is str else value
-            if type(value) is not float:
+    if set(map(type, line.values())) != {float}:
+        for name, value in line.items():
+            number = _number(value)
+            if number is None:
                 return None
-            line[name] = value
-    return line
+            line[name] = number
+    return step, generation, time_s, line
+
+
+def _number(value: Any) -> float | None:
+    """Returns a value of a line as a float; None if it is no number."""
+    if type(value) is str:
+        return _WORDS.get(value)
+    if value is None:
+        return np.nan
+    is_number = type(value) is float or (type(value) is int and -_LIMIT < value < _LIMIT)
+    return float(value) if is_number else None

@@ -278,14 +278,18 @@ class Reader:
         """Returns numbers of lines and values by name, in the order in which the names came."""
         pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for names, (numbers, rows) in self._layouts.items():
-            table = np.array(rows, np.float64).reshape(len(numbers), len(names))
+            own = np.array(numbers, np.int64)  # one for all of these names
+            table = np.asarray(memoryview(rows)).reshape(len(numbers), len(names))
             for name, column in zip(names, table.T, strict=True):
-                pieces.setdefault(name, []).append((np.array(numbers, np.int64), column))
+                pieces.setdefault(name, []).append((own, column.copy()))
         columns = {}
         for name, some in pieces.items():
-            numbers, values = (np.concatenate(x) for x in zip(*some, strict=True))
-            order = np.argsort(numbers, kind="stable")
-            columns[name] = numbers[order], values[order]
+            numbers, values = some[0]
+            if len(some) > 1:
+                numbers, values = (np.concatenate(x) for x in zip(*some, strict=True))
+                order = np.argsort(numbers, kind="stable")
+                numbers, values = numbers[order], values[order]
+            columns[name] = numbers, values
         return columns
 
 

@@ -68,6 +68,7 @@ GUESSES = [
     # Models: transformers, PEFT
     ('models.load("x", torch_dtype="bfloat16")', "Use dtype='bfloat16'"),
     ('models.load("x", device_map="auto")', "Use mesh="),
+    ('models.inspect("x", len=8)', "Use length=8"),
     ('models.load("org/name", revision="main")', "Use path='org/name@revision'"),
     ("models.llama(hidden_size=16)", "Use embed=16"),
     ("models.qwen3(num_hidden_layers=2)", "Use depth=2"),

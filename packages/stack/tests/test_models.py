@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dovetail_models import init, llama, load, save
+from dovetail_models import bert, init, llama, load, load_encoder, save
 from dovetail_stack import cli
+from dovetail_stack.commands.models import parse_mesh
 
 CONFIG = llama(vocab_size=40, embed=12, depth=3, heads=4, kv_heads=2, head_dim=6, mlp=20)
 
@@ -32,6 +33,31 @@ def test_inspect(directory, capsys):
     assert "(fsdp, -)" in text
     assert cli.main(["models", "inspect", str(directory), "--json", "--length", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["cost"]["length"] == 8
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("fdsp=8", "got 'fdsp=8' in 'fdsp=8' .did you mean fsdp"),
+        ("fsdp=8,fsdp=2", "each once with its size, as in fsdp=8,tensor=2; got 'fsdp=2'"),
+        ("fsdp", "axes among context, data, expert, fsdp, tensor"),
+        ("fsdp=0", "got 'fsdp=0'"),
+        ("", "got ''"),
+    ],
+)
+def test_a_mesh_that_is_none_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_mesh(text)
+
+
+def test_convert_casts_an_encoder(tmp_path):
+    config = bert(vocab_size=40, embed=12, depth=1, heads=2, mlp=20, max_length=16)
+    save(init(config, seed=0), tmp_path / "bert")
+    line = ["models", "convert", str(tmp_path / "bert"), "--out", str(tmp_path / "out")]
+    assert cli.main([*line, "--dtype", "bfloat16"]) == 0
+    model = load_encoder(tmp_path / "out")
+    assert model.config == config
+    assert model.layers[0].attn.q.kernel.dtype == jnp.bfloat16
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@
 - Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
   `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
 - Families of encoders: `bert`, `vit`, `siglip` of `siglip_text` and `siglip_vision`
-- Inspection: `describe`, `diff`, `diverge`, `size`, `active`, `flops`, `kv_bytes`
+- Inspection: `inspect`, `describe`, `diff`, `diverge`, `size`, `active`, `flops`, `kv_bytes`
 - Surgery: `lora`, `select`, `trainable`, `replace`, `relayer`, `grow`, `merge`, `cast`,
   `resize_vocab`, `untie`
 - Balance of experts: `track_load`, `record_load`, `update_selection_bias`
@@ -77,6 +77,7 @@ from dovetail_models.flops import active, flops, kv_bytes, size
 from dovetail_models.hf.accept import accepting
 from dovetail_models.hf.explain import Explanation, explain
 from dovetail_models.hf.generation import GenerationDefaults, generation_defaults
+from dovetail_models.hf.inspection import Cost, Inspection, inspect
 from dovetail_models.hf.load import load, load_encoder
 from dovetail_models.hf.save import save
 from dovetail_models.init import abstract, init
@@ -154,6 +155,9 @@ __all__ = [  # noqa: RUF022, by topic
     "TokenPool",
     "AttentionPool",
     # Inspection
+    "inspect",
+    "Inspection",
+    "Cost",
     "describe",
     "Description",
     "diff",

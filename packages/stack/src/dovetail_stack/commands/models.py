@@ -8,8 +8,10 @@ A directory comes from transformers, from `dovetail_models.save`, or from a fini
 
 import argparse
 import dataclasses
+import difflib
 import json
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -75,19 +77,18 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 
 def inspect(args: argparse.Namespace) -> int:
     """Prints an `Inspection`."""
-    from dovetail_stack.recipes import inspection
+    import dovetail_models
 
-    mesh = None if args.mesh is None else inspection.parse_mesh(args.mesh)
-    inspected = inspection.inspect(_directory(args.model), mesh=mesh, length=args.length)
+    mesh = None if args.mesh is None else parse_mesh(args.mesh)
+    inspected = dovetail_models.inspect(_directory(args.model), mesh=mesh, length=args.length)
     print(json.dumps(inspected.json(), indent=2) if args.json else inspected)
     return 0
 
 
 def convert(args: argparse.Namespace) -> int:
     """Reads, casts and writes; refuses an OUT that exists before it reads."""
-    from dovetail_models import save
+    import dovetail_models
     from dovetail_models.hf.save import BESIDE
-    from dovetail_stack.recipes import inspection
 
     path = _directory(args.model)
     check_new(args.out)
@@ -96,14 +97,14 @@ def convert(args: argparse.Namespace) -> int:
             f"a file holds at least one byte, got --file-bytes {args.file_bytes}: leave it out"
         )
     with tqdm(total=2, unit="step", desc="read") as bar:
-        model = inspection.read(path, dtype=args.dtype)
+        model = _read(path, dtype=args.dtype)
         bar.update()
         bar.set_description("write")
         like = path if any((path / name).is_file() for name in BESIDE) else None  # a tokenizer
-        save(model, args.out, like=like, file_bytes=args.file_bytes)
+        dovetail_models.save(model, args.out, like=like, file_bytes=args.file_bytes)
         bar.update()
     if args.json:
-        print(json.dumps(inspection.inspect(args.out).json(), indent=2))
+        print(json.dumps(dovetail_models.inspect(args.out).json(), indent=2))
     return 0
 
 
@@ -115,6 +116,40 @@ def diff(args: argparse.Namespace) -> int:
     content = {"equal": not difference, **dataclasses.asdict(difference)}
     print(json.dumps(content, indent=2, default=str) if args.json else difference)
     return FAILED if difference else DONE
+
+
+def parse_mesh(text: str) -> Any:
+    """Parses `fsdp=8,tensor=2` into an abstract mesh. Raises ValueError for unknown axes."""
+    import jax
+    from jax.sharding import AbstractMesh, AxisType
+
+    from dovetail_models import RULES
+
+    known = set(jax.tree.leaves([axes for _, axes in RULES]))
+    axes: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, size = entry.partition("=")
+        if name not in known or name in axes or not size.isdigit() or int(size) < 1:
+            near = difflib.get_close_matches(name, sorted(known - {name}), n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(
+                f"a mesh is axes among {', '.join(sorted(known))}, each once with its size, as in "
+                f"fsdp=8,tensor=2; got {entry!r} in {text!r}{meant}"
+            )
+        axes[name] = int(size)
+    kinds = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=kinds)
+
+
+def _read(path: Path, *, dtype: str | None) -> Any:
+    """Reads a decoder or encoder to the host's memory, cast to `dtype` if given."""
+    import jax
+
+    from dovetail_models import Decoder, abstract, load, load_encoder
+
+    reader = load if isinstance(abstract(path), Decoder) else load_encoder
+    with jax.default_device(jax.devices("cpu")[0]):
+        return reader(path, dtype=dtype)
 
 
 def _directory(path: Path) -> Path:

@@ -24,5 +24,4 @@
 - `servable`: the call of a model as a server runs it (models, serve)
 - `sentences`: the modules of a sentence-transformers directory (models)
 - `bundle`: a directory or a training run to a bundle (checkpoint, models, quant, serve)
-- `inspection`: content and cost of a directory (models)
 """

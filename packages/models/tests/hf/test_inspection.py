@@ -3,13 +3,10 @@
 import dataclasses
 import json
 
-import jax
-import jax.numpy as jnp
 import pytest
-from flax import nnx
+from jax.sharding import AbstractMesh
 
-from dovetail_models import bert, init, llama, save
-from dovetail_stack.recipes.inspection import inspect, parse_mesh, read, settings
+from dovetail_models import Inspection, abstract, bert, describe, init, inspect, llama, save
 
 CONFIG = llama(
     vocab_size=40, embed=12, depth=3, heads=4, kv_heads=2, head_dim=6, mlp=20, max_length=64
@@ -23,7 +20,7 @@ def directory(tmp_path_factory):
     return path
 
 
-@pytest.mark.thorough
+@pytest.mark.capability("cost of a directory, from its headers")
 def test_a_decoder_is_told_from_its_headers(directory):
     found = inspect(directory)
     matrices = 3 * (12 * 6 * (4 + 2 + 2 + 4) + 3 * 12 * 20) + 2 * 40 * 12
@@ -35,6 +32,7 @@ def test_a_decoder_is_told_from_its_headers(directory):
     assert found.cost.kv_bytes_per_token == 3 * 2 * 2 * 6 * 2
     assert inspect(directory, length=1).cost.flops_per_token < found.cost.flops_per_token
     text = str(found)
+    assert repr(found).startswith("Inspection(llama, Description(12 rows, ")
     assert "family            llama" in text
     assert "3 layers          Layer(attention=Attention(heads=4, kv_heads=2, head_dim=6" in text
     assert "cache             144 bytes per token in bfloat16, 144 per device" in text
@@ -43,7 +41,8 @@ def test_a_decoder_is_told_from_its_headers(directory):
 
 @pytest.mark.thorough
 def test_it_is_json_too(directory):
-    found = json.loads(json.dumps(inspect(directory, mesh=parse_mesh("fsdp=2,tensor=2")).json()))
+    mesh = AbstractMesh((2, 2), ("fsdp", "tensor"))
+    found = json.loads(json.dumps(inspect(directory, mesh=mesh).json()))
     assert found["family"] == "llama"
     assert found["config"]["layers"][2]["mlp"]["hidden"] == 20
     assert found["total"]["device_bytes"] < found["total"]["bytes"] / 3
@@ -56,11 +55,12 @@ def test_it_is_json_too(directory):
 def test_settings_tell_what_is_not_as_usual():
     other = dataclasses.replace(CONFIG.layers[0], norms="sandwich")
     config = dataclasses.replace(CONFIG, layers=(*CONFIG.layers, other), soft_cap=30.0)
-    found = settings(config)
-    assert found["soft_cap"] == "30.0"
-    assert "embed_scale" not in found
-    assert found["3 layers"].endswith("mlp=Mlp(hidden=20))")
-    assert found["1 layers"].endswith("mlp=Mlp(hidden=20), norms=sandwich)")
+    found = Inspection(config=config, description=describe(abstract(config)), cost=None)
+    lines = {line[:18].rstrip(): line[18:] for line in str(found).splitlines()}
+    assert lines["soft_cap"] == "30.0"
+    assert "embed_scale" not in lines
+    assert lines["3 layers"].endswith("mlp=Mlp(hidden=20))")
+    assert lines["1 layers"].endswith("mlp=Mlp(hidden=20), norms=sandwich)")
 
 
 @pytest.mark.thorough
@@ -71,27 +71,6 @@ def test_an_encoder(tmp_path):
     assert found.cost is None
     assert found.json()["cost"] is None
     assert "family            bert" in str(found)
-    assert read(tmp_path / "bert").config == config
-
-
-def test_a_model_is_read_cast(directory):
-    leaves = jax.tree.leaves(nnx.state(read(directory, dtype="bfloat16")))
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("bfloat16")}
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("fdsp=8", "got 'fdsp=8' in 'fdsp=8' .did you mean fsdp"),
-        ("fsdp=8,fsdp=2", "each once with its size, as in fsdp=8,tensor=2; got 'fsdp=2'"),
-        ("fsdp", "axes among context, data, expert, fsdp, tensor"),
-        ("fsdp=0", "got 'fsdp=0'"),
-        ("", "got ''"),
-    ],
-)
-def test_a_mesh_that_is_none_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_mesh(text)
 
 
 def test_a_sequence_without_tokens_is_refused(directory):

@@ -13,7 +13,8 @@
     (1, 3, 64)
 
 - Models: `init`, `abstract`, `Decoder`, `TextEncoder`, `VisionEncoder`, `DualEncoder`
-- Files: `load`, `load_encoder`, `save`, `explain`, `accepting`, `generation_defaults`
+- Files: `load`, `load_encoder`, `save`, `explain`, `accepting`, `generation_defaults`,
+  `sentence_modules`
 - Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
   `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
 - Families of encoders: `bert`, `vit`, `siglip` of `siglip_text` and `siglip_vision`
@@ -80,6 +81,7 @@ from dovetail_models.hf.generation import GenerationDefaults, generation_default
 from dovetail_models.hf.inspection import Cost, Inspection, inspect
 from dovetail_models.hf.load import load, load_encoder
 from dovetail_models.hf.save import save
+from dovetail_models.hf.sentences import SentenceModules, sentence_modules
 from dovetail_models.init import abstract, init
 from dovetail_models.model.decoder import Decoder
 from dovetail_models.model.encoder import TextEncoder
@@ -112,6 +114,8 @@ __all__ = [  # noqa: RUF022, by topic
     "Explanation",
     "generation_defaults",
     "GenerationDefaults",
+    "sentence_modules",
+    "SentenceModules",
     "accepting",
     # Families of decoders
     "llama",

@@ -100,8 +100,9 @@ def load_encoder(
 ) -> TextEncoder | VisionEncoder | DualEncoder:
     """Loads the encoder of a Hugging Face directory: BERT, ViT or SigLIP.
 
-    Reads config.json and the tensors only. Follow the pooling of a sentence-transformers model
-    (`1_Pooling/config.json`) and the normalisation of images (preprocessor_config.json) yourself.
+    Reads config.json and the tensors only. `sentence_modules` reads the pooling of a
+    sentence-transformers model. Follow preprocessor_config.json, the normalisation of images,
+    yourself.
 
     Args:
         path: The directory, or a Hub id `org/name` or `org/name@revision`; see `hub.resolve`.

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+Pooling: TypeAlias = Literal["mean", "first", "last"]
 # torch.nn.functional.normalize divides by at least this, and sentence-transformers uses it.
 _LEAST_NORM = 1e-12
 
@@ -19,14 +20,13 @@ def pool(
     x: Float[Array, "B T D"],
     *,
     mask: Int[Array | np.ndarray, "B T"] | Bool[Array | np.ndarray, "B T"],
-    kind: Literal["mean", "first", "last"],
+    kind: Pooling,
     normalize: bool = False,
 ) -> Float[Array, "B D"]:
     """Returns the mean, the first or the last of the tokens whose `mask` is not 0.
 
-    Padding may be on either side. Computed in float32, returned in the dtype of x. A
-    sentence-transformers model states its pooling in `1_Pooling/config.json` and `modules.json`
-    (MiniLM: the mean, normalised); `load_encoder` does not read those files.
+    Padding may be on either side. Computed in float32, returned in the dtype of x. Of a
+    sentence-transformers model `sentence_modules` reads `kind` and `normalize`.
 
     Args:
         x: Token vectors [B, T, D].

@@ -150,8 +150,8 @@ class _Progress(logging.Handler):
 
 def _from_directory(args: argparse.Namespace, options: dict[str, Any]) -> None:
     from dovetail_models.hf.hub import resolve
+    from dovetail_models.hf.sentences import MODULES
     from dovetail_stack.recipes.bundle import bundle_encoder
-    from dovetail_stack.recipes.sentences import MODULES
 
     if args.step is not None:
         raise ValueError(

@@ -22,6 +22,5 @@
 - `quantization`: a decoder to a quantized one, with a report of its cost (data, models, quant)
 - `products`: the kernels' product for quantized weights (kernels, quant)
 - `servable`: the call of a model as a server runs it (models, serve)
-- `sentences`: the modules of a sentence-transformers directory (models)
 - `bundle`: a directory or a training run to a bundle (checkpoint, models, quant, serve)
 """

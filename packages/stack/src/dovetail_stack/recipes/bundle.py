@@ -20,14 +20,13 @@ from flax import nnx
 import dovetail_kernels as kernels
 import dovetail_models
 from dovetail_checkpoint import DamageError, Store, load, only, verify
-from dovetail_models import Decoder, abstract
+from dovetail_models import Decoder, abstract, sentence_modules
 from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_serve import Bundle, Platform, export
 from dovetail_serve.exporting.limits import LIMIT_S
 from dovetail_stack.recipes import quantization
 from dovetail_stack.recipes.options import CHECKPOINTS
-from dovetail_stack.recipes.sentences import follow
 from dovetail_stack.recipes.servable import Pooling, Servable, Tower, servable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -81,12 +80,13 @@ def bundle_encoder(
     """
     source = resolve(source)
     _check_new(Path(out))
-    modules = follow(source, pooling=pooling)
+    # The model's own pooler replaces the Pooling as any other kind does.
+    modules = sentence_modules(source, pooling="mean" if pooling == "model" else pooling)
     ready = servable(
         read(modules.encoder, dtype=dtype),
-        length=modules.length if length is None else length,
+        length=modules.max_length if length is None else length,
         tower=tower,
-        pooling=modules.pooling,
+        pooling=pooling or modules.pooling,
         normalize=modules.normalize,
     )
     digest = _digest_of(source, modules.folders)

@@ -4,17 +4,19 @@
 
 `modules.json` lists the modules in the order in which they run, and each may have a directory with
 its own configuration. Each of them changes the embedding, so a directory with a module or an option
-that has no counterpart in `servable` is refused, and none is ignored.
+that has no counterpart in `pool` is refused, and none is ignored.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dovetail_models import TextEncoder, abstract
-from dovetail_stack.recipes.servable import Pooling
+from dovetail_models import _elsewhere
+from dovetail_models.hf.hub import resolve
+from dovetail_models.hf.load import plan
+from dovetail_models.model.encoder import TextEncoder
+from dovetail_models.model.pool import Pooling
 
 MODULES, OPTIONS = "modules.json", "sentence_bert_config.json"
 # By the value of "pooling_mode" (since sentence-transformers 5.4), and by the rest of the key
@@ -30,63 +32,74 @@ _PREFIX = "pooling_mode_"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sentences:
-    """The modules of a directory.
+class SentenceModules:
+    """The modules of a directory, for `load_encoder` and `pool`.
 
     Attributes:
-        encoder: Directory of the model.
-        pooling: As for `servable`.
-        normalize: As for `servable`.
-        length: Tokens to which the encoder cuts a text; None if the directory does not say.
+        encoder: Directory of the encoder, for `load_encoder`.
+        pooling: `kind` of `pool`. None: the directory has no `modules.json`.
+        normalize: `normalize` of `pool`.
+        max_length: Tokens to which a text is cut; None if the directory does not say.
         folders: Directories of the modules that are not the directory itself, relative to it.
     """
 
     encoder: Path
     pooling: Pooling | None
     normalize: bool = False
-    length: int | None = None
+    max_length: int | None = None
     folders: tuple[str, ...] = ()
 
 
-def follow(source: Path, *, pooling: Pooling | None = None) -> Sentences:
-    """Reads the modules of a directory, and no weights.
+@_elsewhere.call
+def sentence_modules(path: str | Path, *, pooling: Pooling | None = None) -> SentenceModules:
+    """Reads the modules of a sentence-transformers directory, and no weights.
 
     Args:
-        source: Hugging Face directory. Without `modules.json` the model is its only module.
+        path: The directory, or a Hub id, as for `load`. Without `modules.json` the encoder is its
+            only module.
         pooling: Replaces the module Pooling. The others are kept.
-
-    Returns:
-        The directory of the model, and the options of `servable` for the other modules.
 
     Raises:
         ValueError: The modules are others than Transformer, Pooling and perhaps Normalize, one of
             them has options without a counterpart, or the model is no encoder of text.
+
+    Example:
+
+        >>> import tempfile
+        >>> from dovetail_models import bert, init, save, sentence_modules
+        >>> path = tempfile.mkdtemp()
+        >>> save(init(bert(vocab_size=64, embed=16, depth=1, heads=4, mlp=32), seed=0), path)
+        >>> modules = sentence_modules(path, pooling="mean")
+        >>> modules.pooling, modules.normalize
+        ('mean', False)
     """
+    source = resolve(path)
     file = source / MODULES
     if not file.is_file():
         _refuse_pooling_alone(source)
-        return Sentences(encoder=source, pooling=pooling)
+        return SentenceModules(encoder=source, pooling=pooling)
     modules = _listed(file)
-    kinds = [_kind(module["type"]) for module in modules]
+    kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(
             "modules of sentence-transformers must be a Transformer, a Pooling and perhaps a "
             f"Normalize, in this order, got {', '.join(kinds) or 'none'} in {str(file)!r}: write a "
-            "function of all of them, and export it with dovetail_serve.export"
+            "function of all of them, which dovetail_serve.export takes too"
         )
-    folders = [_folder(module["path"], file) for module in modules]
+    folders = [_folder(path, file) for _, path in modules]
     encoder = source / folders[0]
-    if not isinstance(model := abstract(encoder), TextEncoder):
+    model, _ = plan(encoder, rules=None, allow=())
+    if not isinstance(model, TextEncoder):
         raise ValueError(
             "the Transformer of sentence-transformers must be an encoder of text, got a "
             f"{type(model).__name__} in {str(encoder)!r}: copy config.json and *.safetensors to "
-            "another directory to export the model alone"
+            "another directory to use the model alone"
         )
-    return Sentences(
+    return SentenceModules(
         encoder=encoder,
         pooling=pooling or _pooling(source / folders[1] / "config.json"),
         normalize="Normalize" in kinds,
-        length=_length(encoder / OPTIONS, model.config.max_length),
+        max_length=_length(encoder / OPTIONS, model.config.max_length),
         folders=tuple(folder for folder in folders if folder != "."),
     )
 
@@ -103,14 +116,15 @@ def _refuse_pooling_alone(source: Path) -> None:
         )
 
 
-def _listed(file: Path) -> Sequence[Mapping[str, str]]:
+def _listed(file: Path) -> list[tuple[str, str]]:
+    """Returns (class, directory) of each module."""
     listed = _json(file)
     if not isinstance(listed, list) or not all(map(_is_module, listed)):
         raise ValueError(
             f"{MODULES} must be a list of modules with a type and a path, got {str(file)!r} with "
             "something else: fetch it again"
         )
-    return listed
+    return [(_kind(module["type"]), module["path"]) for module in listed]
 
 
 def _is_module(module: Any) -> bool:

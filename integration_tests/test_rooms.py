@@ -28,7 +28,7 @@ HIGHER = {
     "dovetail_serve.http": (21, FLOORS),
     "dovetail_serve.serving": (19, FLOORS),
     "dovetail_stack": (33, 10),
-    "dovetail_stack.recipes": (31, FLOORS),
+    "dovetail_stack.recipes": (27, FLOORS),
 }
 
 

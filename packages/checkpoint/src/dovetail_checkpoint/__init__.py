@@ -10,7 +10,7 @@
     >>> step, items["model"]["w"]
     (10, Array([0., 1., 2.], dtype=float32))
 
-- Runs: `Store`, `Retention`, `Best`, `rewind`
+- Runs: `Store`, `WithoutFrozen`, `Retention`, `Best`, `rewind`
 - Verification: `verify`, `digest`
 - Loading into another layout: `load`, `explain`; conversion: `export_safetensors`, `convert`
 - Rules: `rename`, `stack`, `unstack`, `split`, `fuse`, `transpose`, `cast`, `drop`, `only`,
@@ -48,6 +48,7 @@ from dovetail_checkpoint.paths.metadata import Checkpoint, Run, inspect
 from dovetail_checkpoint.paths.verifying import verify
 from dovetail_checkpoint.proof.digest import digest
 from dovetail_checkpoint.proof.report import DamageError, IntegrityReport, Problem, StepReport
+from dovetail_checkpoint.run.frozen import WithoutFrozen
 from dovetail_checkpoint.run.retention import Best, Retention
 from dovetail_checkpoint.run.rewinding import rewind
 from dovetail_checkpoint.run.steps import SavedStep
@@ -57,6 +58,7 @@ from dovetail_checkpoint.stopping.signals import StopRequest, on_signal
 __all__ = [  # noqa: RUF022, by topic
     # Runs
     "Store",
+    "WithoutFrozen",
     "SavedStep",
     "Retention",
     "Best",

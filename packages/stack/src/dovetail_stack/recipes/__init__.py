@@ -15,7 +15,6 @@
 - `reward`: that of a reward model, with an export for transformers (models, tune)
 - `embedding`: that of an embedding model (models, tune)
 - `distillation`: the recipe of learning from a teacher's logits (models, train)
-- `frozen`: checkpoints without frozen parameters (checkpoint, train)
 - `evaluation`: bits per byte of a corpus (data, models)
 - `engine`: an inference engine over a decoder or a directory (data, infer, kernels, models, quant)
 - `sampling`: samples during training (data, infer, models, train)

@@ -22,11 +22,10 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
 import dovetail_kernels as kernels
-from dovetail_checkpoint import Store
+from dovetail_checkpoint import Store, WithoutFrozen
 from dovetail_data import Rows, batches
 from dovetail_models import Config, Decoder, Remat, flops
 from dovetail_optim import Guard
-from dovetail_stack.recipes.frozen import WithoutFrozen
 from dovetail_stack.recipes.options import CHECKPOINTS, METRICS, Batching
 from dovetail_train import (
     Estimate,
@@ -242,8 +241,7 @@ def fit(
     data = batches(rows, shard=shard, threads=1, **order)
     with closing(data), Store(directory / CHECKPOINTS) as store:
         model = recipe.model()
-        whole = recipe.trainable is nnx.Param  # nothing is frozen
-        kept = store if whole else WithoutFrozen.of(model, store, trainable=recipe.trainable)
+        kept = _without_frozen(store, model, recipe.trainable)
         if before is not None and not any((directory / CHECKPOINTS).glob("[0-9]*")):
             before(model)
         begun = [model]
@@ -260,6 +258,14 @@ def fit(
             resume=resume,
         )
     return recipe.finished(run.model(result.state, ema=batching.ema > 0)), result
+
+
+def _without_frozen(store: Store, model: nnx.Module, trainable: Any) -> Store | WithoutFrozen:
+    """Returns `store` itself if every parameter is trained."""
+    _, _, frozen, _ = nnx.split(model, trainable, nnx.Param, ...)
+    if not frozen:
+        return store
+    return WithoutFrozen(store, nnx.to_pure_dict(frozen), item="train", name="frozen")
 
 
 def places_of(

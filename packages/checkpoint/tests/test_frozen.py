@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_checkpoint import Store
-from dovetail_stack.recipes.frozen import WithoutFrozen
+from dovetail_checkpoint import Store, WithoutFrozen, inspect
 
+PLACE = {"item": "train", "name": "frozen"}
 TREE = {
     "a": np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32),
     "b": np.random.default_rng(1).normal(size=(7,)).astype(ml_dtypes.bfloat16),
@@ -31,17 +31,21 @@ def _target(tree):
 @pytest.fixture
 def saved(tmp_path):
     with Store(tmp_path) as store:
-        front = WithoutFrozen(store, TREE)
+        front = WithoutFrozen(store, TREE, **PLACE)
         assert front.restore(params={"w": jnp.ones(3)}, train=_target(TREE)) is None
         front.save(4, params={"w": jnp.arange(3.0)}, train=_state(TREE))
         front.wait()
     return tmp_path
 
 
-def test_a_checkpoint_lacks_what_is_frozen_and_a_restore_has_it(saved, leaves):
-    assert leaves(saved / "4") == {"params": ["w"], "train": ["frozen_digest", "opt", "step"]}
+@pytest.mark.capability("checkpoints without frozen parameters")
+def test_a_checkpoint_lacks_what_is_frozen_and_a_restore_has_it(saved):
+    trees = {
+        tree.item: sorted(leaf.name for leaf in tree.leaves) for tree in inspect(saved / "4").trees
+    }
+    assert trees == {"params": ["w"], "train": ["frozen_digest", "opt", "step"]}
     with Store(saved) as store:
-        front = WithoutFrozen(store, TREE)
+        front = WithoutFrozen(store, TREE, **PLACE)
         step, items = front.restore(params={"w": jnp.ones(3)}, train=_target(TREE))
     assert step == 4
     assert items["train"].keys() == {"step", "frozen", "opt"}
@@ -52,13 +56,24 @@ def test_a_checkpoint_lacks_what_is_frozen_and_a_restore_has_it(saved, leaves):
 def test_other_frozen_parameters_are_refused_and_named(saved):
     other = {**TREE, "b": TREE["b"][::-1].copy()}
     with Store(saved) as store:
-        front = WithoutFrozen(store, other)
+        front = WithoutFrozen(store, other, **PLACE)
         with pytest.raises(ValueError, match="others in 1 of 3 since step 4, first b: put back"):
             front.restore(params={"w": jnp.ones(3)}, train=_target(other))
 
 
-def test_a_model_without_frozen_parameters_needs_no_front(tmp_path):
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec()])
+def test_frozen_parameters_are_restored_onto_a_mesh(tmp_path, spec):
+    place = NamedSharding(jax.make_mesh((2,), ("x",)), spec)
+    frozen = np.arange(6, dtype=np.float32)
+    state = {"base": jax.device_put(frozen, place), "lora": jax.device_put(np.ones(4), place)}
     with Store(tmp_path) as store:
-        assert WithoutFrozen.of(model, store, trainable=nnx.Param) is store
-        assert WithoutFrozen.of(model, store, trainable=nnx.LoRAParam) is not store
+        front = WithoutFrozen(store, frozen, item="model", name="base")
+        front.save(1, model=state)
+        assert front.peek("data") == (1, None)
+        front.wait()
+        resumed = WithoutFrozen(store, frozen, item="model", name="base")
+        _, items = resumed.restore(model=state)
+        resumed.save(2, model=items["model"])
+    base = items["model"]["base"]
+    assert base.sharding == place
+    np.testing.assert_array_equal(base, frozen)

@@ -10,10 +10,11 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from dovetail_models._explained import Explained
+from dovetail_models.build import place_on
 from dovetail_models.describing.abbreviation import abbreviate, aligned, dotted
 from dovetail_models.hf.load import plan
 from dovetail_models.hf.match import Source
-from dovetail_models.placing.shard import WEIGHTS, Rules, shardings
+from dovetail_models.placing.shard import WEIGHTS, Rules
 
 _TITLES = ("leaf", "tensors", "shape", "dtype", "stored", "op", "spec", "bytes per device")
 
@@ -116,24 +117,21 @@ def explain(
         ('model.embed_tokens.weight', 4656)
     """
     model, matched = plan(Path(path), rules=rules, allow=allow, ignore=ignore)
-    structs = nnx.to_flat_state(nnx.state(model, WEIGHTS))
-    places = [None] * len(structs)
-    if mesh is not None:
-        placed = nnx.to_flat_state(shardings(model, mesh, rules=rules, only=WEIGHTS))
-        places = [place.get_value() for _, place in placed]
+    place_on(model, mesh, rules)
     rows = []
-    for (leaf, struct), place in zip(structs, places, strict=True):
-        source, dtype = matched.sources[dotted(leaf)], struct.get_value().dtype
+    for leaf, param in nnx.to_flat_state(nnx.state(model, WEIGHTS)):
+        source, struct = matched.sources[dotted(leaf)], param.get_value()
+        place = struct.sharding
         held = struct.shape if place is None else place.shard_shape(struct.shape)
         row = Leaf(
             leaf=dotted(leaf),
             shape=struct.shape,
-            dtype=str(dtype),
+            dtype=str(struct.dtype),
             tensors=_tensors(source),
             stored=source.tensors[0].stored,
             op=str(source.op),
             spec=None if place is None else place.spec,
-            bytes_per_device=math.prod(held) * dtype.itemsize,
+            bytes_per_device=math.prod(held) * struct.dtype.itemsize,
         )
         rows.append(row)
     return Explanation(rows=tuple(rows))

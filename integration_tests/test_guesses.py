@@ -77,6 +77,7 @@ GUESSES = [
     ('models.lora.insert(None, "**", r=4)', "Use rank=4"),
     ('models.lora.insert(None, target_modules=["q"])', "Use where="),
     ("models.AutoModelForCausalLM", "Use load"),
+    ("models.SentenceTransformer", "Use sentence_modules"),
     # Optimizers: torch, Optax
     ("optim.muon(lr=0.02)", "Use learning_rate=0.02"),
     ("optim.wsd(1.0, warmup_steps=10)", "Use warmup=10"),

@@ -4,6 +4,7 @@
 
 import hashlib
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from dovetail_models.layers.experts import ExpertLinear
 from dovetail_quant import Spec, apply, plan
 from dovetail_quant import save as save_quantized
 from dovetail_serve import load, verify
+from dovetail_stack import cli
 from dovetail_stack.recipes import bundle, quantization
 from dovetail_stack.recipes.bundle import bundle_encoder, bundle_run
 from dovetail_stack.recipes.servable import servable
@@ -37,6 +39,24 @@ def bert(tmp_path_factory, randomised):
     return folder
 
 
+@pytest.fixture
+def sentences(bert, tmp_path):
+    """A function of a pooling's mode: a directory of sentence-transformers."""
+
+    def write(mode):
+        folder = tmp_path / "sentences"
+        shutil.copytree(bert, folder / "0_BERT")
+        paths = {"Transformer": "0_BERT", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+        kinds = {f"sentence_transformers.models.{kind}": path for kind, path in paths.items()}
+        listed = [{"type": kind, "path": path} for kind, path in kinds.items()]
+        (folder / "modules.json").write_text(json.dumps(listed))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(f'{{"pooling_mode": "{mode}"}}')
+        return folder
+
+    return write
+
+
 def answers(path, ready):
     """Results of a bundle and of a call of the module, for the example of the call."""
     found = load(path, verify="files")(**ready.example)
@@ -50,6 +70,12 @@ def same(found, wanted):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-5)
 
 
+def digest_of(folder, names):
+    """The digest of what `sha256sum` prints for these files."""
+    sums = [f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
+    return f"sha256:{hashlib.sha256(''.join(sums).encode()).hexdigest()}"
+
+
 @pytest.mark.thorough
 def test_a_directory_becomes_a_bundle_that_says_what_it_was_made_from(bert, tmp_path):
     digest = bundle_encoder(bert, tmp_path / "bert/1", length=7, **SMALL)
@@ -58,12 +84,49 @@ def test_a_directory_becomes_a_bundle_that_says_what_it_was_made_from(bert, tmp_
     manifest = load(tmp_path / "bert/1", verify="none").manifest
     assert manifest.batch_sizes == (1, 4)
     assert [platform.name for platform in manifest.platforms] == ["cpu"]
-    lines = [
-        f"{hashlib.sha256((bert / name).read_bytes()).hexdigest()}  {name}\n"
-        for name in ("config.json", "model.safetensors")
-    ]
-    files = hashlib.sha256("".join(lines).encode()).hexdigest()
-    assert manifest.provenance == {"source": "mini-bert", "files": f"sha256:{files}"}
+    files = digest_of(bert, ["config.json", "model.safetensors"])
+    assert manifest.provenance == {"source": "mini-bert", "files": files}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("mode", "pooling", "kind"),
+    [("cls", None, "first"), ("max", "last", "last"), ("max", "model", "model")],
+)
+def test_modules_of_sentence_transformers_are_followed(
+    sentences, bert, tmp_path, mode, pooling, kind
+):
+    """A pooling that is given replaces the Pooling, also one without a counterpart."""
+    bundle_encoder(sentences(mode), tmp_path / "1", pooling=pooling, **SMALL)
+    model = models.load_encoder(bert)
+    same(*answers(tmp_path / "1", servable(model, pooling=kind, normalize=True)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("option", "length"), [(None, 4), (6, 6)])
+def test_files_of_the_modules_are_digested_and_say_the_length(sentences, tmp_path, option, length):
+    folder = sentences("mean")
+    (folder / "0_BERT" / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+    (folder / "1_Pooling" / "notes.txt").write_text("not a file that decides an answer")
+    bundle_encoder(folder, tmp_path / "m/1", length=option, **SMALL)
+    written = load(tmp_path / "m/1")
+    assert written.signature.inputs["tokens"].shape == ("batch", length)
+    names = [f"0_BERT/{name}" for name in ("config.json", "model.safetensors")]
+    names += ["0_BERT/sentence_bert_config.json", "1_Pooling/config.json", "modules.json"]
+    assert written.manifest.provenance["files"] == digest_of(folder, names)
+
+
+def test_the_command_refuses_other_modules_before_it_writes(sentences, tmp_path, capsys):
+    folder = sentences("cls")
+    listed = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(listed.replace("2_Normalize", "../2"))
+    line = ["bundle", "export", str(folder), "--out", str(tmp_path / "1")]
+    assert cli.main(line) == 2
+    assert "modules must have their files inside their directory" in capsys.readouterr().err
+    (folder / "modules.json").write_text(listed.replace(".Normalize", ".Dense"))
+    assert cli.main(line) == 2
+    assert "got Transformer, Pooling, Dense in" in capsys.readouterr().err
+    assert not (tmp_path / "1").exists()
 
 
 @pytest.mark.thorough

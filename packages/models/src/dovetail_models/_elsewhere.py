@@ -16,6 +16,7 @@ _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?: {8}.*\n)*", re.MULTILINE)
 PACKAGE = {
     "AutoModelForCausalLM": "load(path)",
     "AutoModel": "load(path) or load_encoder(path)",
+    "SentenceTransformer": "sentence_modules(path), load_encoder and pool",
     "from_pretrained": "load(path)",
     "LoraConfig": "lora.insert(model, where, rank=..., alpha=..., rngs=...)",
     "get_peft_model": "lora.insert(model, where, rank=..., alpha=..., rngs=...)",

@@ -33,10 +33,7 @@ def written(bert, tmp_path):
     def write(*modules, pooling=None):
         folder = tmp_path / "sentences"
         folder.mkdir()
-        listed = [
-            {"idx": i, "name": str(i), "path": path, "type": kind}
-            for i, (kind, path) in enumerate(modules)
-        ]
+        listed = [{"idx": 0, "path": path, "type": kind} for kind, path in modules]
         (folder / "modules.json").write_text(json.dumps(listed))
         shutil.copytree(bert, folder / dict(modules).get(OLD + "Transformer", ""), dirs_exist_ok=1)
         for kind, path in modules:
@@ -59,22 +56,13 @@ def modules(*kinds, transformer="", pooling="1_Pooling"):
     return [(OLD + kind, paths.get(kind, f"2_{kind}")) for kind in kinds]
 
 
-def features():
-    """Vectors of tokens, and the mask of rows of several lengths."""
-    draw = np.random.default_rng(3)
-    mask = (np.arange(T)[None] < np.array([T, 1, 4, 6])[:, None]).astype(np.int32)
-    return draw.standard_normal((4, T, 16), dtype=np.float32), mask
-
-
 def defined(x, mask, *, mode, normalize):
-    """The embeddings as sentence-transformers defines them."""
-    per_row = {
-        "mean": lambda x: x.mean(0),
-        "first": lambda x: x[0],
-        "last": lambda x: x[-1],
-    }
-    rows = zip(x.astype(np.float64), mask, strict=True)
-    pooled = np.stack([per_row[mode](x[m == 1]) for x, m in rows])
+    """The embeddings as sentence-transformers defines them, in float64."""
+    rows = [row[m == 1] for row, m in zip(x.astype(np.float64), mask, strict=True)]
+    if mode == "mean":
+        pooled = np.stack([row.mean(0) for row in rows])
+    else:
+        pooled = np.stack([row[0 if mode == "first" else -1] for row in rows])
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True) if normalize else pooled
 
 
@@ -99,7 +87,8 @@ def test_pool_computes_what_the_modules_define(written, pooling, mode, normalize
         normalize=normalize,
         folders=("1_Pooling", "2_Normalize")[: 2 if normalize else 1],
     )
-    x, mask = features()
+    x = np.random.default_rng(3).standard_normal((4, T, 16), dtype=np.float32)
+    mask = (np.arange(T)[None] < np.array([T, 1, 4, 6])[:, None]).astype(np.int32)
     embeddings = pool(jnp.asarray(x), mask=mask, kind=found.pooling, normalize=found.normalize)
     # Means of at most 9 float32 numbers, of values up to about 3.
     wanted = defined(x, mask, mode=mode, normalize=normalize)

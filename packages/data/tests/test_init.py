@@ -101,6 +101,11 @@ WRONG = {
     "Prompt(Bytes)": "tokenizer must be a Tokenizer: got tokenizer=<class "
     "'dovetail_data.tokenizing.tokenizer.Bytes'>. Pass Bytes(), or Pretrained(path) with the "
     "directory of a tokenizer.json.",
+    "within(Text, vocab_size=9)": "encoder must be an Encoder: got encoder=<class "
+    "'dovetail_data.encode.text.Text'> of type type. Pass Text(tokenizer), or Chat, Preference, "
+    "Prompt or Image.",
+    "within(Text(Bytes()), vocab_size='9')": "vocab_size must be an integer: got vocab_size='9' "
+    "of type str. Pass vocab_size=9.",
     'Chat(Bytes(), template="model")': "template must be a Template: got template='model' of type "
     "str. Pass Template.load(path) with a model's directory.",
 }

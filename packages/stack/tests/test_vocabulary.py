@@ -3,16 +3,14 @@
 """Gemma 3 1B in small: a tokenizer with one id more than the model has rows."""
 
 import json
-import pickle
 import shutil
 
 import pytest
 
-from dovetail_data import Bytes, Corrupt, Pretrained, Text
+from dovetail_data import Pretrained
 from dovetail_data.writing.write import CorruptInputError
 from dovetail_stack import cli
 from dovetail_stack.recipes.text import encode
-from dovetail_stack.recipes.vocabulary import check_ends, foreign, within
 
 ROWS, WORD = 320, "<image_soft_token>"
 
@@ -28,36 +26,6 @@ def larger(source, tmp_path_factory):
     (directory / "tokenizer.json").write_text(json.dumps(content))
     assert Pretrained(directory).vocab_size == ROWS + 1
     return directory
-
-
-def test_an_id_without_a_row_is_named(larger):
-    tokenizer = Pretrained(larger)
-    assert foreign([], tokenizer, ROWS) == ""
-    assert foreign([5, ROWS - 1], tokenizer, ROWS) == ""
-    assert foreign([5, ROWS], tokenizer, ROWS) == f"id {ROWS} ({WORD!r})"
-    assert foreign([1], tokenizer, 1) == "id 1 ('<|eos|>')"  # it decodes to nothing
-    assert foreign([257], Bytes(), 257) == "id 257"
-
-
-def test_bos_and_eos_must_have_rows():
-    check_ends(Bytes(), 258)
-    with pytest.raises(
-        ValueError, match=r"must have a row .* got id 257 as eos_id for 257 rows: use"
-    ):
-        check_ends(Bytes(), 257)
-
-
-def test_a_record_with_an_id_without_a_row_is_reported(larger):
-    plain = Text(Pretrained(larger))
-    assert within(plain, ROWS + 1) is plain
-    encoder = pickle.loads(pickle.dumps(within(plain, ROWS)))
-    assert encoder.fingerprint != plain.fingerprint
-    assert encoder.layout["tokens"].vocab_size == ROWS
-    kept, wrong, empty = encoder([{"text": "def"}, {"text": f"a{WORD}b"}, {"text": ""}])
-    assert kept.arrays["tokens"].tolist() == plain([{"text": "def"}])[0].arrays["tokens"].tolist()
-    assert isinstance(wrong, Corrupt)
-    assert f"the model's {ROWS} rows, got id {ROWS} ({WORD!r}) in tokens: leave" in wrong.error
-    assert empty is None
 
 
 def test_a_text_with_such_an_id_is_refused_by_its_file(larger, tmp_path):

@@ -17,6 +17,7 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
   `hf_directory`, `tfds`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
+- A model with fewer ids than its tokenizer: `within`, `check_ends`, `foreign_id`.
 - Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`, `vocabulary_bytes`.
 - Corpora: `write`, `Corpus`, `verify`.
 - Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
@@ -37,7 +38,18 @@ from dovetail_data.corpus.corpus import Corpus, CorruptDocument, CorruptError, C
 from dovetail_data.corpus.tokenizer_files import train_bpe
 from dovetail_data.corpus.verifying import IntegrityReport, verify
 from dovetail_data.damage import DamageError
-from dovetail_data.encode import Chat, Document, Encoder, Image, Preference, Prompt, Text
+from dovetail_data.encode import (
+    Chat,
+    Document,
+    Encoder,
+    Image,
+    Preference,
+    Prompt,
+    Text,
+    check_ends,
+    foreign_id,
+    within,
+)
 from dovetail_data.mixture.mix import Mixture, mix
 from dovetail_data.mixture.stage import Stage
 from dovetail_data.record import Field, ids, values
@@ -100,6 +112,9 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "Field",
     "ids",
     "values",
+    "within",
+    "check_ends",
+    "foreign_id",
     # Tokenizers
     "Bytes",
     "Pretrained",

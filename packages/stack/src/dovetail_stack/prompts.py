@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from dovetail_data import ChatTokenizer, Corrupt, Prompt
+from dovetail_data import ChatTokenizer, Corrupt, Prompt, foreign_id
 from dovetail_infer import Completion, Sampling
 from dovetail_stack.recipes.dialogue import template_of
 from dovetail_stack.recipes.record_options import Dialogue
-from dovetail_stack.recipes.vocabulary import foreign
 
 PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
 # What a file cannot say, or what would make its results depend on the clock.
@@ -197,7 +196,7 @@ def check_ids(
         vocab_size: Rows of the model's embedding.
         where: Names the prompt.
     """
-    if wrong := foreign(tokens, tokenizer, vocab_size):
+    if wrong := foreign_id(tokens, tokenizer, vocab_size=vocab_size):
         raise RefusedError(
             f"{where} must have ids below the model's {vocab_size} rows, got {wrong}: leave it "
             "out, or use the tokenizer.json that the model was trained with"

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_data import Corpus, Encoder, Pretrained, Rows, batches, pack, pairs
+from dovetail_data import Corpus, Encoder, Pretrained, Rows, batches, pack, pairs, within
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
 from dovetail_stack.model_directory import EXPORT, locate
@@ -34,7 +34,6 @@ from dovetail_stack.recipes.passages import PassageRows, Passages
 from dovetail_stack.recipes.records import Corpora, Share
 from dovetail_stack.recipes.reference import Referenced, in_precision
 from dovetail_stack.recipes.sampling import Samples
-from dovetail_stack.recipes.vocabulary import within
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
 from dovetail_train import lm_loss
 
@@ -157,7 +156,7 @@ def encoded(run: FromRecords, out: Path) -> Corpora:
     Raises ValueError if a record is longer than a row, or damaged.
     """
     directory, config, tokenizer = _opened(run)
-    encoder = within(_encoder(run, tokenizer, directory), config.vocab_size)
+    encoder = within(_encoder(run, tokenizer, directory), vocab_size=config.vocab_size)
     sides = _sides(run)
     with Writing() as writing:
         corpora = records.encode(

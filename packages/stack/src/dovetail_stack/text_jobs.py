@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_data import Pretrained, pack, token_bytes
+from dovetail_data import Pretrained, check_ends, pack, token_bytes
 from dovetail_models import Config
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
@@ -24,7 +24,6 @@ from dovetail_stack.recipes.fitting import Recipe, attention
 from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_stack.recipes.text import Prepared, Selection, encode, opened, prepare, select, split
-from dovetail_stack.recipes.vocabulary import check_ends
 from dovetail_stack.settings import Continue, Distil, FromText, Pretrain, S
 from dovetail_train import BitsPerByte, lm_loss
 
@@ -153,7 +152,7 @@ def _opened(run: Continue | Distil) -> tuple[Path, Config, Pretrained]:
     """Returns the directory of the model that the run begins from, its config and tokenizer."""
     named = run.source.model if isinstance(run, Continue) else run.distillation.teacher
     directory, config, tokenizer = job.opened(named, run.recipe, length=run.training.length)
-    check_ends(tokenizer, config.vocab_size)
+    check_ends(tokenizer, vocab_size=config.vocab_size)
     return directory, config, tokenizer
 
 

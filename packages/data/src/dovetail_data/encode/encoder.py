@@ -70,6 +70,13 @@ class Encoder(Protocol):
         ...
 
 
+def require_encoder(encoder: object) -> None:
+    """Raises TypeError unless `encoder` is one. The usual mistake is to pass a class."""
+    if isinstance(encoder, type) or not isinstance(encoder, Encoder):
+        remedy = "Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
+        raise wrong("encoder", "an Encoder", encoder, remedy)
+
+
 @runtime_checkable
 class Located(Protocol):
     """An encoder of records that name files. Paths are relative to the file of the record."""

@@ -70,17 +70,16 @@ def add(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks all that is asked for, loads the model and measures it."""
-    from dovetail_data import Pretrained
+    from dovetail_data import Pretrained, check_ends
     from dovetail_models.hf.hub import resolve
     from dovetail_stack.recipes.engine import config_of, load
-    from dovetail_stack.recipes.vocabulary import check_ends
 
     _check(args)
     root = resolve(args.model)
     directory = locate(root)
     manager = _tasks(args) if args.tasks else None
     config, tokenizer = config_of(directory), Pretrained(directory)
-    check_ends(tokenizer, config.vocab_size)
+    check_ends(tokenizer, vocab_size=config.vocab_size)
     if args.length is not None and args.length > config.kv_length:
         raise ValueError(
             f"length must be at most the {config.kv_length} positions that the model was made for, "
@@ -154,11 +153,10 @@ def _text(
     args: argparse.Namespace, tokenizer: "Pretrained", config: "Config", stack: ExitStack
 ) -> "tuple[dict[str, Any], Any, int]":
     """Returns a title, the batches of all rows of the text and their number."""
-    from dovetail_data import Text, batches, pack, text, write
+    from dovetail_data import Text, batches, pack, text, within, write
     from dovetail_data.sources import compression
     from dovetail_stack.quickstart.compression import compressors
     from dovetail_stack.recipes.text import select
-    from dovetail_stack.recipes.vocabulary import within
 
     folder, pattern = args.text, args.pattern or "**/*"
     if args.text.is_file():
@@ -167,7 +165,7 @@ def _text(
     if selection.counts:
         say(f"{selection} below {folder}")
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    encoder = within(Text(tokenizer), config.vocab_size)
+    encoder = within(Text(tokenizer), vocab_size=config.vocab_size)
     with Writing() as writing:
         corpus = write(
             text(selection.files),

@@ -135,12 +135,11 @@ def _length(args: argparse.Namespace, most: int) -> int:
 def _rows(
     args: argparse.Namespace, path: Path, model: "Decoder", scratch: Path, length: int
 ) -> "Rows":
-    from dovetail_data import Pretrained
+    from dovetail_data import Pretrained, check_ends
     from dovetail_stack.recipes import quantization
-    from dovetail_stack.recipes.vocabulary import check_ends
 
     tokenizer = Pretrained(path / "tokenizer.json")
-    check_ends(tokenizer, model.config.vocab_size)
+    check_ends(tokenizer, vocab_size=model.config.vocab_size)
     with Writing() as writing:
         return quantization.read_rows(
             args.text,

@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dovetail_data import Pretrained
+from dovetail_data import Pretrained, check_ends
 from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import Decoder, abstract, load, load_encoder
 from dovetail_models.hf.hub import resolve
 from dovetail_stack.recipes.continuation import check_positions, optimizer
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here
 from dovetail_stack.recipes.record_options import Embedding, Encoding
-from dovetail_stack.recipes.vocabulary import check_ends
 from dovetail_train import Loss
 from dovetail_tune import info_nce, mean_pooled
 
@@ -37,7 +36,7 @@ def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
     config = abstract(directory).config
     end = text_of(read_json(directory / "tokenizer_config.json").get("sep_token"))
     tokenizer = Pretrained(directory, eos=end or None)
-    check_ends(tokenizer, config.vocab_size)
+    check_ends(tokenizer, vocab_size=config.vocab_size)
     check_positions(config, length=length)
     return config, tokenizer
 

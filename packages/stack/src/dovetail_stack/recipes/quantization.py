@@ -22,7 +22,7 @@ import numpy as np
 from flax import nnx
 
 import dovetail_quant as quant
-from dovetail_data import Corpus, Pretrained, Progress, Text, batches, pack, text, write
+from dovetail_data import Corpus, Pretrained, Progress, Text, batches, pack, text, within, write
 from dovetail_models import Decoder, abstract
 from dovetail_models._durable import new_directory
 from dovetail_models.hf import safetensors
@@ -36,7 +36,6 @@ from dovetail_quant.sites.kernel import Kernel
 from dovetail_quant.sites.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
 from dovetail_stack.recipes.text import select, split
-from dovetail_stack.recipes.vocabulary import within
 
 Method = Literal["absmax", "gptq", "awq"]
 CONFIG = "config.json"
@@ -203,7 +202,7 @@ def read_rows(
         progress: Receives "calibration" or "held-out", and the writer's event.
     """
     halves = split(select(directory, pattern=pattern).files, root=directory, held_out=HELD_OUT)
-    encoder = within(Text(tokenizer), vocab_size)
+    encoder = within(Text(tokenizer), vocab_size=vocab_size)
     corpora, taken = [], []
     for name, files in zip(("calibration", "held-out"), halves, strict=True):
         drawn = text(_enough(files, rows * length * TOKEN_BYTES))

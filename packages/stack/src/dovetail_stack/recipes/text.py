@@ -14,10 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail_data import Corpus, Pretrained, Progress, Text, records, text, train_bpe, write
+from dovetail_data import (
+    Corpus,
+    Pretrained,
+    Progress,
+    Text,
+    records,
+    text,
+    train_bpe,
+    within,
+    write,
+)
 from dovetail_data.sources import compression
 from dovetail_stack.recipes.options import check_local
-from dovetail_stack.recipes.vocabulary import within
 
 TOKENIZER = "tokenizer.json"
 BINARY_BYTES = 8000  # at the beginning of a file, in which git looks for a NUL
@@ -263,7 +272,7 @@ def encode(
         workers: Processes that tokenize.
         progress: Receives "train" or "held_out", and the writer's event.
     """
-    encoder = Text(tokenizer) if vocab_size is None else within(Text(tokenizer), vocab_size)
+    encoder = within(Text(tokenizer), vocab_size=vocab_size)
     corpora = {}
     for name, files in {"train": train, "held_out": held_out}.items():
         report = progress and functools.partial(progress, name)

@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Integer
 
-from dovetail_data import Corrupt, Document, Encoder, Field, Pretrained, Tokenizer, ids
+from dovetail_data._arguments import require_integer
+from dovetail_data.encode.encoder import Document, Encoder, require_encoder
+from dovetail_data.record import Field, ids
+from dovetail_data.sources.source import Corrupt, Record
+from dovetail_data.tokenizing.tokenizer import Pretrained, Tokenizer
 
 _REMEDY = (
     "use the tokenizer.json that belongs to the model, or add rows with "
@@ -22,8 +26,8 @@ _REMEDY = (
 )
 
 
-def foreign(
-    tokens: Sequence[int] | Int[np.ndarray, " T"], tokenizer: Tokenizer, vocab_size: int
+def foreign_id(
+    tokens: Sequence[int] | Integer[np.ndarray, " n"], tokenizer: Tokenizer, *, vocab_size: int
 ) -> str:
     """Describes the first id that a model does not have; empty if it has all.
 
@@ -35,7 +39,7 @@ def foreign(
     Example:
 
         >>> from dovetail_data import Bytes
-        >>> foreign([65, 66], Bytes(), 66)
+        >>> foreign_id([65, 66], Bytes(), vocab_size=66)
         "id 66 ('B')"
     """
     array = np.asarray(tokens)
@@ -48,30 +52,59 @@ def foreign(
     return f"id {token} ({text!r})" if text else f"id {token}"
 
 
-def check_ends(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises ValueError unless a model has the ids around each text, bos and eos."""
+def check_ends(tokenizer: Tokenizer, *, vocab_size: int) -> None:
+    """Raises ValueError unless a model of `vocab_size` rows has the tokenizer's bos and eos.
+
+    Every document has these ids, so a run can be refused before its data is read.
+
+    Example:
+
+        >>> from dovetail_data import Bytes
+        >>> check_ends(Bytes(), vocab_size=258)
+    """
     for name, token in (("bos_id", tokenizer.bos_id), ("eos_id", tokenizer.eos_id)):
-        if token is not None and (wrong := foreign([token], tokenizer, vocab_size)):
+        if token is not None and (wrong := foreign_id([token], tokenizer, vocab_size=vocab_size)):
             raise ValueError(
                 f"the model must have a row for the ids that begin and end a text, got {wrong} as "
                 f"{name} for {vocab_size} rows: {_REMEDY}"
             )
 
 
-def within(encoder: Encoder, vocab_size: int | None) -> Encoder:
+def within(encoder: Encoder, *, vocab_size: int | None) -> Encoder:
     """Returns an encoder that reports records with an id that the model does not have.
 
-    It is the encoder itself if the tokenizer has no such id, or `vocab_size` is None.
+    It returns the encoder itself if the tokenizer has no such id, or `vocab_size` is None. `write`
+    raises an error that names each reported record, or leaves it out within `max_corrupt`.
+
+    Args:
+        encoder: The encoder, such as `Text(tokenizer)`.
+        vocab_size: Rows of the model's embedding.
+
+    Raises:
+        TypeError: `encoder` is not an encoder, or `vocab_size` no integer.
+        ValueError: `vocab_size` is below 1.
+
+    Example:
+
+        >>> from dovetail_data import Bytes, Text
+        >>> Bytes().vocab_size
+        258
+        >>> within(Text(Bytes()), vocab_size=200).layout["tokens"].vocab_size
+        200
     """
+    require_encoder(encoder)
+    if vocab_size is None:
+        return encoder
+    require_integer("vocab_size", vocab_size, "Pass the rows of the model's embedding.", least=1)
     tokenizer = encoder.tokenizer
-    if vocab_size is None or tokenizer is None or tokenizer.vocab_size <= vocab_size:
+    if tokenizer is None or tokenizer.vocab_size <= vocab_size:
         return encoder
     return _Within(encoder=encoder, tokenizer=tokenizer, vocab_size=vocab_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Within:
-    """The encoder of `within`, a `dovetail_data.Encoder`."""
+    """The encoder of `within`."""
 
     encoder: Encoder
     tokenizer: Tokenizer
@@ -90,7 +123,7 @@ class _Within:
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.encoder.fingerprint}/{self.vocab_size}".encode()).hexdigest()
 
-    def __call__(self, records: Sequence[dict[str, Any]]) -> list[Document | Corrupt | None]:
+    def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
         return [self._checked(document) for document in self.encoder(records)]
 
     def _checked(self, document: Document | Corrupt | None) -> Document | Corrupt | None:
@@ -99,7 +132,7 @@ class _Within:
         for name, field in self.encoder.layout.items():
             tokens = document.arrays[name]
             if field.vocab_size is not None and (
-                wrong := foreign(tokens, self.tokenizer, self.vocab_size)
+                wrong := foreign_id(tokens, self.tokenizer, vocab_size=self.vocab_size)
             ):
                 return Corrupt(
                     f"every id must have one of the model's {self.vocab_size} rows, got {wrong} in "

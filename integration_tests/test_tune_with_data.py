@@ -11,10 +11,12 @@ import pytest
 from dovetail_data import (
     Bytes,
     Chat,
+    Contrast,
     Preference,
     Prompt,
     Template,
     batches,
+    contrasts,
     jsonl,
     pack,
     pairs,
@@ -24,7 +26,7 @@ from dovetail_data import (
 from dovetail_models import init, llama
 from dovetail_models.testing import logits
 from dovetail_train import lm_loss
-from dovetail_tune import dpo, mean_loss, token_logps, with_reference
+from dovetail_tune import dpo, info_nce, mean_loss, token_logps, with_reference
 
 BOS, EOS = 256, 257
 CONFIG = llama(vocab_size=258, embed=16, depth=1, heads=2, kv_heads=1, mlp=24)
@@ -127,3 +129,16 @@ def test_packed_chats_have_the_loss_of_the_assistant_alone(model, tmp_path):
 
 def _roles(chat):
     return ["assistant" if i % 2 else "user" for i in range(len(chat))]
+
+
+def test_equal_texts_are_no_negatives_of_each_other(tmp_path):
+    texts = [("red", "blue"), ("green", "blue"), ("two", "one"), ("one", "red red")]
+    records = [{"query": q, "positive": p} for q, p in texts]
+    rows = contrasts(_written(tmp_path / "texts", records, Contrast(Bytes())), length=12)
+
+    def encode(model, batch):
+        return np.eye(8, dtype=np.float32)[: len(batch["tokens"])]
+
+    terms = info_nce(encode=encode)(None, rows.batch(np.arange(4)), key=None)
+    # Records 0 and 1 share a text, and so do 2 and 3: each has 2 negatives of 3.
+    assert float(terms["negatives"][0]) == 8

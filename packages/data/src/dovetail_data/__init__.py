@@ -16,11 +16,12 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
   `hf_directory`, `tfds`.
-- Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
+- Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Contrast`,
+  `Image`.
 - A model with fewer ids than its tokenizer: `within`, `check_ends`, `foreign_id`.
 - Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`, `vocabulary_bytes`.
 - Corpora: `write`, `Corpus`, `verify`.
-- Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
+- Rows: `pack`, `pad`, `pairs`, `prompts`, `contrasts`, `images`, `mix`; `Rows.map` changes any.
 - Batches: `batches`, `to_device`, `check_batch`.
 - Inspection: `budget`, `show`; an iterator's `explain` and `stats`.
 """
@@ -40,6 +41,7 @@ from dovetail_data.corpus.verifying import IntegrityReport, verify
 from dovetail_data.damage import DamageError
 from dovetail_data.encode import (
     Chat,
+    Contrast,
     Document,
     Encoder,
     Image,
@@ -54,6 +56,7 @@ from dovetail_data.mixture.mix import Mixture, mix
 from dovetail_data.mixture.stage import Stage
 from dovetail_data.record import Field, ids, values
 from dovetail_data.rows.budget import Budget, SourceBudget, budget
+from dovetail_data.rows.contrast_rows import contrasts
 from dovetail_data.rows.image_rows import images
 from dovetail_data.rows.pack import pack, pad
 from dovetail_data.rows.pair_rows import pairs
@@ -106,6 +109,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "Rendered",
     "Preference",
     "Prompt",
+    "Contrast",
     "Image",
     "Encoder",
     "Document",
@@ -139,6 +143,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "pad",
     "pairs",
     "prompts",
+    "contrasts",
     "images",
     "mix",
     "Stage",

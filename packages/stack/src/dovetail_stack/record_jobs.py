@@ -12,7 +12,18 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_data import Corpus, Encoder, Pretrained, Rows, batches, pack, pairs, within
+from dovetail_data import (
+    Contrast,
+    Corpus,
+    Encoder,
+    Pretrained,
+    Rows,
+    batches,
+    contrasts,
+    pack,
+    pairs,
+    within,
+)
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
 from dovetail_stack.model_directory import EXPORT, locate
@@ -30,7 +41,6 @@ from dovetail_stack.recipes import (
 from dovetail_stack.recipes.engine import GREEDY, suggestion
 from dovetail_stack.recipes.families import check_experts
 from dovetail_stack.recipes.fitting import Recipe, attention, evaluated_batches, places_of
-from dovetail_stack.recipes.passages import PassageRows, Passages
 from dovetail_stack.recipes.records import Corpora, Share
 from dovetail_stack.recipes.reference import Referenced, in_precision
 from dovetail_stack.recipes.sampling import Samples
@@ -116,7 +126,9 @@ def _opened(run: FromRecords) -> tuple[Path, Any, Pretrained]:
 
 def _encoder(run: FromRecords, tokenizer: Pretrained, directory: Path) -> Encoder:
     if isinstance(run, Embed):
-        return Passages(tokenizer, run.embedding.fields)
+        names = run.embedding
+        options = {"query": names.query, "positive": names.positive, "negative": names.negative}
+        return Contrast(tokenizer, **options)
     assert isinstance(run, FromMessages)
     template = dialogue.template_of(directory, run.dialogue)
     if isinstance(run, Chat):
@@ -187,7 +199,7 @@ def _workers(side: Share) -> int:
 def rows_of(run: FromRecords, corpus: Corpus) -> Rows:
     """Returns the rows of a corpus, as the recipe trains on them."""
     if isinstance(run, Embed):
-        return PassageRows(corpus, length=run.training.length, fields=run.embedding.fields)
+        return contrasts(corpus, length=run.training.length)
     if isinstance(run, Prefer | Reward):
         return pairs(corpus, length=run.training.length)
     return pack(corpus, length=run.training.length, seed=run.training.seed)

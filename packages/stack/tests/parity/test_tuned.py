@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail_data import Pretrained
+from dovetail_data import Contrast, Pretrained
 from dovetail_models import bert, init, load, save
 from dovetail_stack import record_jobs, settings
 from dovetail_stack.recipes import adapters, reward
 from dovetail_stack.recipes.dialogue import template_of
 from dovetail_stack.recipes.embedding import opened
-from dovetail_stack.recipes.passages import Passages
 from dovetail_stack.recipes.record_options import Adapting, Dialogue
 from dovetail_tune import RewardModel
 
@@ -155,7 +154,7 @@ def test_the_ids_of_a_sentence_are_those_of_transformers(tmp_path):
     sizes = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24, "max_length": 16}
     save(init(bert(vocab_size=7, **sizes), seed=0), tmp_path / "hf", like=tmp_path)
     _, tokenizer = opened(tmp_path / "hf", length=16)
-    (document,) = Passages(tokenizer, ["q", "p"])([{"q": "red two", "p": "one"}])
+    (document,) = Contrast(tokenizer, query="q", positive="p")([{"q": "red two", "p": "one"}])
     theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert document.arrays["q"].tolist() == theirs("red two")["input_ids"]
     assert document.arrays["p"].tolist() == theirs("one")["input_ids"]

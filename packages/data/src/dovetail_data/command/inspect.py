@@ -13,6 +13,8 @@ from typing import Any, get_args
 from dovetail_data._command import add_json
 from dovetail_data.command.write import tokenizer_of
 from dovetail_data.corpus.corpus import Corpus
+from dovetail_data.encode.contrast import contrasted
+from dovetail_data.rows.contrast_rows import contrasts
 from dovetail_data.rows.image_rows import images
 from dovetail_data.rows.pack import Method, pack
 from dovetail_data.rows.pair_rows import pairs
@@ -28,8 +30,8 @@ _LENGTH = 2048
 def declare(parser: argparse.ArgumentParser) -> None:
     """Describe a corpus: origin, sizes, lengths and fill. With --row or --rows, show its rows.
 
-    The rows are those of training: packed text and chats, pairs, prompts or images. Trained tokens
-    are green, or between ⟦ and ⟧ without color. Special tokens are between ⟨ and ⟩.
+    The rows are those of training: packed text and chats, pairs, prompts, contrasts or images.
+    Trained tokens are green, or between ⟦ and ⟧ without color. Special tokens are between ⟨ and ⟩.
     """
     add = parser.add_argument
     add("corpus", type=located, metavar="DIR", help="directory or URL of the corpus")
@@ -51,7 +53,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def add_packing(parser: argparse.ArgumentParser) -> None:
     """Adds the options of packing: --length, --method and --seed."""
     add = parser.add_argument
-    most = "the longest of pairs and prompts"
+    most = "the longest of pairs, prompts and contrasts"
     add("--length", type=int, metavar="S", help=f"slots per row ({_LENGTH}, or {most})")
     add("--method", choices=get_args(Method), default="best_fit", help="packing method (best_fit)")
     add("--seed", type=int, default=0, help="seed of the packing (0)")
@@ -86,6 +88,9 @@ def rows_of(corpus: Corpus, args: argparse.Namespace) -> tuple[Rows, str]:
     if "image" in corpus.fields:
         return images(corpus), "images"
     length = args.length
+    if contrasted(corpus.manifest):
+        longest = int(corpus.lengths.max())
+        return contrasts(corpus, length=longest if length is None else length), "contrasts"
     if "chosen" in corpus.fields:
         longest = int(corpus.lengths.max()) - 1
         return pairs(corpus, length=longest if length is None else length), "pairs"

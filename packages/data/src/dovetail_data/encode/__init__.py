@@ -3,6 +3,7 @@
 """Encoders: records to documents."""
 
 from dovetail_data.encode.chat import Chat
+from dovetail_data.encode.contrast import Contrast
 from dovetail_data.encode.encoder import Document, Encoder
 from dovetail_data.encode.image import Image
 from dovetail_data.encode.preference import Preference
@@ -12,6 +13,7 @@ from dovetail_data.encode.vocabulary import check_ends, foreign_id, within
 
 __all__ = [
     "Chat",
+    "Contrast",
     "Document",
     "Encoder",
     "Image",

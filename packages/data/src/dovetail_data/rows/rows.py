@@ -63,11 +63,11 @@ def require_rows(rows: object, name: str = "rows") -> None:
 class Rows(abc.ABC):
     """A finite sequence of training rows with random access. Also a Grain random-access source.
 
-    `pack`, `pad`, `pairs`, `prompts`, `images` and `mix` return rows. `len(rows)` counts them, and
-    `rows[i]` reads one as a dictionary of arrays.
+    `pack`, `pad`, `pairs`, `prompts`, `contrasts`, `images` and `mix` return rows. `len(rows)`
+    counts them, and `rows[i]` reads one as a dictionary of arrays.
 
     Attributes:
-        unit: Batch rows per element: 1, or 2 for preference pairs.
+        unit: Batch rows per element: 1, or the texts of a record: 2 for preference pairs.
         length: Slots per row.
         tokens: Filled slots, summed over all rows. An image counts as one.
     """

@@ -203,6 +203,16 @@ def span_of(corpus: Corpus, document: int, *, start: int, length: int) -> Span:
     return Span(document=document, start=start, length=length, source=source, record=record)
 
 
+def require_corpus(corpus: object) -> None:
+    """Raises TypeError unless `corpus` is one. The usual mistake is to pass its path."""
+    if not isinstance(corpus, Corpus):
+        path = repr(str(corpus)) if isinstance(corpus, str | os.PathLike) else "directory"
+        raise TypeError(
+            f"corpus must be a Corpus: got corpus={corpus!r:.200} of type "
+            f"{type(corpus).__name__}. Pass Corpus({path}), or the result of write."
+        )
+
+
 def require_field(corpus: Corpus, field: str, remedy: str) -> None:
     """Raises TypeError or ValueError unless `corpus` is a corpus with `field`.
 
@@ -211,12 +221,7 @@ def require_field(corpus: Corpus, field: str, remedy: str) -> None:
         field: Name of the field.
         remedy: Advice for the message.
     """
-    if not isinstance(corpus, Corpus):
-        path = repr(str(corpus)) if isinstance(corpus, str | os.PathLike) else "directory"
-        raise TypeError(
-            f"corpus must be a Corpus: got corpus={corpus!r:.200} of type "
-            f"{type(corpus).__name__}. Pass Corpus({path}), or the result of write."
-        )
+    require_corpus(corpus)
     if field not in corpus.fields:
         raise ValueError(
             f"these rows need documents with the field {field!r}: got a corpus with "

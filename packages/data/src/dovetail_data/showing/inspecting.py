@@ -8,6 +8,7 @@ from html import escape
 
 from dovetail_data import _elsewhere
 from dovetail_data._arguments import require_integers
+from dovetail_data.rows.contrast_rows import ContrastRows
 from dovetail_data.rows.pair_rows import PairRows
 from dovetail_data.rows.prompt_rows import PromptRows
 from dovetail_data.rows.rows import Rows, require_rows
@@ -61,7 +62,7 @@ class Shown:
 
 @_elsewhere.show
 def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = None) -> Shown:
-    """Makes rows readable: text, chats, preference pairs, prompts or images.
+    """Makes rows readable: text, chats, pairs, prompts, contrasts or images.
 
     A token is marked as trained if it counts as a target. The first of a segment never does. A
     corrupt document is reported in its place.
@@ -108,7 +109,7 @@ def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = No
 
 
 def _tokenizer(source: Rows) -> Tokenizer:
-    if not isinstance(source, TokenRows | PairRows | PromptRows):
+    if not isinstance(source, TokenRows | PairRows | PromptRows | ContrastRows):
         raise TypeError(
             f"rows must be of this package to know their tokenizer: got {type(source).__name__}. "
             "Pass show(tokenizer=...)."

@@ -4,13 +4,14 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from dovetail_data.corpus.corpus import CorruptDocument
 from dovetail_data.mixture.mix import Mixture
 from dovetail_data.pixels import encode_png
+from dovetail_data.rows.contrast_rows import ContrastRows
 from dovetail_data.rows.rows import Arrays, MappedRows, Rows, Span
 from dovetail_data.tokenizing.pieces import Piece, Reader
 
@@ -62,14 +63,17 @@ def read_row(rows: Rows, row: int, *, reader: Callable[[Rows], Reader]) -> Shown
     corrupt: list[CorruptDocument] = []
     batch = rows.batch(np.array([row]), corrupt=corrupt)
     errors = {bad.document: f"corrupt: {bad.error}, in {bad.shard}" for bad in corrupt}
-    spans = rows.explain(row)
+    spans, origin = rows.explain(row), _origin(rows, row)
+    sides = ("chosen", "rejected") if "pair_ids" in batch else ()
+    if isinstance(origin, ContrastRows):
+        sides = origin.texts
     if "images" in batch:
         return _image(row, batch, span=spans[0], error=errors.get(spans[0].document, ""))
-    if "pair_ids" in batch:
-        passages = _sides(batch, spans[0], error=errors.get(spans[0].document, ""))
+    if sides:
+        passages = _sides(batch, spans[0], sides, error=errors.get(spans[0].document, ""))
     else:
         passages = _segments(batch, spans, errors=errors)
-    known = reader(_origin(rows, row))
+    known = reader(origin)
     notes = {}
     slots, held = batch["tokens"].size, int(np.count_nonzero(batch["segment_ids"]))
     if "prompt_ids" in batch and not errors:
@@ -77,7 +81,7 @@ def read_row(rows: Rows, row: int, *, reader: Callable[[Rows], Reader]) -> Shown
         notes["extra"] = json.dumps(extra, ensure_ascii=False, indent=2)
     if held < slots:
         notes["empty"] = f"{slots - held} of {slots} slots"
-    counted = int(np.count_nonzero(batch["mask"]))
+    counted = int(np.count_nonzero(batch.get("mask", 0)))
     return ShownRow(
         row=row,
         summary=f"{held} of {slots} slots filled, {counted} learnt",
@@ -85,7 +89,7 @@ def read_row(rows: Rows, row: int, *, reader: Callable[[Rows], Reader]) -> Shown
             Passage(title=title, pieces=known.pieces(ids, mask), error=error)
             for title, ids, mask, error in passages
         ),
-        side_by_side="pair_ids" in batch,
+        side_by_side=bool(sides),
         notes=notes,
     )
 
@@ -108,12 +112,20 @@ def _segments(batch: Arrays, spans: list[Span], *, errors: Mapping[int, str]) ->
     return out
 
 
-def _sides(batch: Arrays, span: Span, *, error: str) -> list[_Read]:
-    """Returns the two rows of a preference pair."""
+def _sides(batch: Arrays, span: Span, sides: Sequence[str], *, error: str) -> list[_Read]:
+    """Returns the rows of one record, such as a preference pair.
+
+    Args:
+        batch: The rows.
+        span: Origin of the record.
+        sides: Name of each row.
+        error: The reason why they are empty, if they are damaged.
+    """
+    slots = {name: batch[name] for name in ("tokens", "targets", "mask") if name in batch}
     out = []
-    for i, side in enumerate(("chosen", "rejected")):
+    for i, side in enumerate(sides):
         inside = batch["segment_ids"][i] == 1
-        read = _ids({name: batch[name][i][inside] for name in ("tokens", "targets", "mask")})
+        read = _ids({name: array[i][inside] for name, array in slots.items()})
         out.append((f"{side}: {_where(span)}", *read, error))
     return out
 

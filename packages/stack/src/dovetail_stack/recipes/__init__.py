@@ -8,7 +8,7 @@
 - `families`: the configuration of a decoder, by family and sizes or a config.json (models)
 - `language_model`: the recipe of pretraining (models, optim, train)
 - `continuation`: that of training a directory's model on, on conversations too (models, train)
-- `records`, `dialogue`, `passages`: files of records to corpora of chats, pairs or texts (data)
+- `records`, `dialogue`: files of records to corpora of chats or pairs (data)
 - `record_options`: the settings of the recipes that tune on records
 - `adapters`: LoRA, over quantized weights too, merged and exported for PEFT (models, quant)
 - `preference`, `reference`: that of tuning on pairs of answers, and its stored reference (tune)

@@ -56,7 +56,7 @@ def embedding_recipe(
 ) -> Recipe:
     """Returns a recipe that trains all parameters of a directory's model on groups of texts.
 
-    Pass it to `fit` with `PassageRows`.
+    Pass it to `fit` with `contrasts`.
 
     Args:
         directory: Hugging Face directory of an encoder of text or a decoder.

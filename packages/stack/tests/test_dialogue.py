@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from dovetail_data import Corrupt, Pretrained, write
-from dovetail_stack.recipes import dialogue, records
+from dovetail_data import Corrupt, Pretrained, hold_out, jsonl, write
+from dovetail_stack.recipes import dialogue
 from dovetail_stack.recipes.record_options import Conversations, Dialogue
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -125,8 +125,7 @@ def test_held_out_prompts_are_cut_where_the_answer_begins(kind, talker, request,
         if kind == "chats"
         else dialogue.pairs(tokenizer, template)
     )
-    source = records.opened([file])
-    _, held = records.split(source, held_out=0.3, form=dialogue.as_messages)
+    _, held = hold_out(jsonl(file), share=0.3, form=dialogue.as_messages)
     corpus = write(held, tmp_path / "c", encoder=encoder)
     prompts = dialogue.held_out_prompts(corpus, 3)
     assert len(prompts) == 3

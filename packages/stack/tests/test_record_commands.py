@@ -185,6 +185,13 @@ def test_what_a_new_run_lacks_is_said(options, wanted, tmp_path, capsys):
     assert not (tmp_path / "r").exists()
 
 
+def test_equal_records_cannot_be_split(talker, chats, tmp_path, capsys):
+    (tmp_path / "equal.jsonl").write_text(chats.read_text().splitlines(keepends=True)[0] * 3)
+    line = ("chat", "--model", talker, "--records", tmp_path / "equal.jsonl", "--steps", "1")
+    assert _train(*line, "--length", "32", "--out", tmp_path / "r") == 3
+    assert "2 different records, got 3 records, 1 different: add" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 @pytest.mark.capability("chatml for a model without a chat template")
 def test_a_model_without_a_template_is_tuned_and_asked_with_chatml(talker, chats, tmp_path, capsys):

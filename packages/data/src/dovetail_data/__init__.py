@@ -15,7 +15,7 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
     (2, 8)
 
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
-  `hf_directory`, `tfds`.
+  `hf_directory`, `tfds`. `hold_out` splits any into train and held-out.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Contrast`,
   `Image`.
 - A model with fewer ids than its tokenizer: `within`, `check_ends`, `foreign_id`.
@@ -77,6 +77,7 @@ from dovetail_data.sources import (
     text,
     tfds,
 )
+from dovetail_data.splitting.held_out import hold_out
 from dovetail_data.tokenizing.template import Rendered, Template
 from dovetail_data.tokenizing.token_bytes import token_bytes, vocabulary_bytes
 from dovetail_data.tokenizing.tokenizer import (
@@ -99,6 +100,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "hf_directory",
     "tfds",
     "records",
+    "hold_out",
     "Source",
     "Part",
     "Corrupt",

@@ -8,6 +8,7 @@ PACKAGE = {
     "load_dataset": "hf_directory, jsonl or parquet",
     "DataLoader": "batches(rows, global_batch=..., seed=...)",
     "Dataset": "write(source, directory, encoder=...)",
+    "train_test_split": "hold_out(source, share=...)",
     "AutoTokenizer": "Pretrained(path)",
     "Stats": "IteratorStats",
 }
@@ -29,6 +30,7 @@ show = suggests(row="numbers=[{value}]", n="numbers=range({value})", indices="nu
 write = suggests(path="directory", out="directory", tokenizer="encoder=Text(tokenizer)")
 train_bpe = suggests(size="vocab_size", output="path")
 verify = suggests(directory="path", corpus="path")
+hold_out = suggests(test_size="share", fraction="share", held_out="share")
 mix = suggests(sources="rows", probabilities="weights", proportions="weights")
 pretrained = suggests(name="path", pretrained_model_name_or_path="path")
 call = suggests()

@@ -18,8 +18,10 @@ from dovetail_data import (
     Encoder,
     Pretrained,
     Rows,
+    Source,
     batches,
     contrasts,
+    hold_out,
     pack,
     pairs,
     within,
@@ -41,7 +43,7 @@ from dovetail_stack.recipes import (
 from dovetail_stack.recipes.engine import GREEDY, suggestion
 from dovetail_stack.recipes.families import check_experts
 from dovetail_stack.recipes.fitting import Recipe, attention, evaluated_batches, places_of
-from dovetail_stack.recipes.records import Corpora, Share
+from dovetail_stack.recipes.records import Corpora
 from dovetail_stack.recipes.reference import Referenced, in_precision
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
@@ -151,15 +153,18 @@ def _recipe(run: FromRecords, directory: Path, mesh: Mesh | AbstractMesh) -> Rec
     return preference.preferring_recipe(directory, run.preference, tuning=run.training, mesh=mesh)
 
 
-def _sides(run: FromRecords) -> tuple[Share, Share]:
-    form = dialogue.whole
+def _sides(run: FromRecords) -> tuple[Source, Source]:
+    form = None
     if isinstance(run, Prefer | Reward):
         form = dialogue.as_messages
     elif isinstance(run, Chat) and run.dialogue.train_on != "all":
         form = dialogue.answered
     examples = run.examples
     source = records.opened(examples.records, json_columns=examples.json_columns)
-    return records.split(source, held_out=examples.held_out, form=form)
+    try:
+        return hold_out(source, share=examples.held_out, form=form)
+    except ValueError as error:
+        raise records.RecordsError(*error.args) from error
 
 
 def encoded(run: FromRecords, out: Path) -> Corpora:
@@ -190,7 +195,7 @@ def encoded(run: FromRecords, out: Path) -> Corpora:
     return corpora
 
 
-def _workers(side: Share) -> int:
+def _workers(side: Source) -> int:
     """Returns the processes that encode: this one alone for little, since others take a second."""
     little = sum(piece.bytes for piece in side.parts()) < _LITTLE_BYTES
     return 1 if little else os.cpu_count() or 1

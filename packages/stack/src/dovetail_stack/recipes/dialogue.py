@@ -19,11 +19,11 @@ from dovetail_data import (
     Template,
     values,
 )
+from dovetail_data.sources.source import Record
 from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import generation_defaults
 from dovetail_models.hf.directory import CONFIG_FILE, GENERATION_FILE
 from dovetail_stack.recipes.record_options import CHATML, Conversations, Dialogue
-from dovetail_stack.recipes.records import Record
 
 TEMPLATE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
@@ -103,11 +103,6 @@ def answered(record: Record) -> Record | Corrupt:
         f"a conversation must have a message of the assistant to learn, got the roles {roles}: add "
         "the answer, or take the record out"
     )
-
-
-def whole(record: Record) -> Record:
-    """Returns the record as it is."""
-    return record
 
 
 def pairs(

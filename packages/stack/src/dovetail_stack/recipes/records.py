@@ -2,27 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of records to a training corpus and a held-out corpus.
 
-The split is by record and depends only on the record's content, so a new record moves no other, and
-equal records are on one side. No record is cut: one that is longer than a row is refused by name.
+No record is cut: one that is longer than a row is refused by name.
 """
 
 import dataclasses
 import functools
-import hashlib
-import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-import numpy as np
-
-from dovetail_data import Corpus, Corrupt, Encoder, Part, Progress, Source, jsonl, parquet, write
+from dovetail_data import Corpus, Encoder, Progress, Source, jsonl, parquet, write
 from dovetail_data.sources import compression
-from dovetail_stack.recipes.text import fraction_of
-
-Record: TypeAlias = dict[str, object]
-Form: TypeAlias = Callable[[Record], Record | Corrupt]
 
 _READERS = {".jsonl": jsonl, ".ndjson": jsonl, ".json": jsonl, ".parquet": parquet}
 _TEXTS = (".txt", ".md", ".csv", ".tsv")
@@ -33,66 +22,6 @@ class RecordsError(ValueError):
     """Records that a run cannot learn from as they are."""
 
     exit_code = 3  # of the command: refused data
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-    """One side of a split of a source. It is a `dovetail_data.Source`.
-
-    Args:
-        source: All records.
-        boundary: A record is held out if its number in [0, 1) is below.
-        held_out: The side.
-        form: Maps each record to the encoder's form, or to `Corrupt`. A function of a module.
-    """
-
-    source: Source
-    boundary: float
-    held_out: bool
-    form: Form
-
-    @property
-    def fingerprint(self) -> str:
-        parts = (self.source.fingerprint, self.boundary, self.held_out, self.form.__qualname__)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-    def parts(self) -> Sequence[Part]:
-        return self.source.parts()
-
-    def read(self, part: Part) -> Iterator[Record | Corrupt]:
-        """Yields the records of this side. Damaged ones count among those to train on."""
-        for _, record in self._numbered(part):
-            yield record if isinstance(record, Corrupt) else self.form(record)
-
-    def locate(self, part: Part, i: int) -> str:
-        return self.source.locate(part, _numbers(self, part)[i])
-
-    def _numbered(self, part: Part) -> Iterator[tuple[int, Record | Corrupt]]:
-        for j, record in enumerate(self.source.read(part)):
-            held = not isinstance(record, Corrupt) and number_of(record) < self.boundary
-            if held == self.held_out:
-                yield j, record
-
-
-@functools.lru_cache(maxsize=16)
-def _numbers(share: Share, part: Part) -> tuple[int, ...]:
-    """Returns the places in the source of the records of a part, for messages."""
-    return tuple(j for j, _ in share._numbered(part))
-
-
-def number_of(record: Record) -> float:
-    """Returns a number in [0, 1) that depends only on the content of a record.
-
-    Columns of Parquet have null for an absent key, and lines of JSON need not.
-    """
-    text = json.dumps(_without_nulls(record), sort_keys=True, default=repr)
-    return fraction_of(text.encode("utf-8", "replace"))
-
-
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without_nulls(x) for key, x in value.items() if x is not None}
-    return [_without_nulls(x) for x in value] if isinstance(value, list) else value
 
 
 def opened(files: Sequence[str | Path], *, json_columns: Sequence[str] = ()) -> Source:
@@ -137,33 +66,6 @@ def _ending(file: str) -> str:
     return Path(name.removesuffix(compression.suffix(name))).suffix
 
 
-def split(source: Source, *, held_out: float, form: Form) -> tuple[Share, Share]:
-    """Splits records into (train, held out) by a hash of each. Reads all of them.
-
-    Args:
-        source: At least two records that differ.
-        held_out: Share of the records to hold out, in (0, 1); at least one record is on each side.
-        form: See `Share`.
-
-    Raises:
-        RecordsError: There are fewer than two different records.
-    """
-    records = itertools.chain.from_iterable(map(source.read, source.parts()))
-    numbers = np.array([number_of(x) for x in records if not isinstance(x, Corrupt)])
-    if len(np.unique(numbers)) < 2:
-        raise RecordsError(
-            f"a split into train and held-out needs at least 2 different records, got "
-            f"{len(numbers)} records, {len(np.unique(numbers))} different: add records"
-        )
-    boundary = held_out
-    if not (numbers < boundary).any():
-        boundary = float(np.nextafter(numbers.min(), 1))
-    elif (numbers < boundary).all():
-        boundary = float(numbers.max())
-    sides = [Share(source=source, boundary=boundary, held_out=x, form=form) for x in (False, True)]
-    return sides[0], sides[1]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpora:
     """Encoded records.
@@ -192,7 +94,7 @@ class Corpora:
 
 
 def encode(
-    sides: tuple[Share, Share],
+    sides: tuple[Source, Source],
     directory: Path,
     *,
     encoder: Encoder,
@@ -203,7 +105,7 @@ def encode(
     """Writes both corpora below `directory`, or opens them. An interrupted write continues.
 
     Args:
-        sides: From `split`.
+        sides: From `dovetail_data.hold_out`.
         directory: Receives both corpora.
         encoder: Of `dovetail_data`: `Chat` or `Preference`.
         max_corrupt: Damaged records of both sides that may be left out.
@@ -240,7 +142,7 @@ def longest(corpora: Corpora) -> int:
 
 def check_fit(
     corpora: Corpora,
-    sides: tuple[Share, Share],
+    sides: tuple[Source, Source],
     *,
     length: int,
     positions: int,

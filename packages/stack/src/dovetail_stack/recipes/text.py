@@ -8,7 +8,6 @@ tokenizer is trained on the training files only.
 
 import codecs
 import functools
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from dovetail_data import (
     write,
 )
 from dovetail_data.sources import compression
+from dovetail_data.splitting.hashes import fraction_of
 from dovetail_stack.recipes.options import check_local
 
 TOKENIZER = "tokenizer.json"
@@ -200,11 +200,6 @@ def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[P
     elif len(held) == len(files):
         held.remove(max(files, key=share.__getitem__))
     return sorted(set(files) - held), sorted(held)
-
-
-def fraction_of(content: bytes) -> float:
-    """Returns a number in [0, 1) that depends only on `content`."""
-    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / 2**48
 
 
 def prepare(

@@ -12,11 +12,11 @@ import pytest
 from flax import nnx
 
 from dovetail_checkpoint import inspect
-from dovetail_data import pack, records, text, train_bpe
+from dovetail_data import hold_out_files, pack, records, select_text, text, train_bpe
 from dovetail_models import init, save
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape
-from dovetail_stack.recipes.text import encode, find, split
+from dovetail_stack.recipes.text import encode
 
 LENGTH = 24  # of the rows, as in the tests that take them
 
@@ -69,7 +69,7 @@ def randomised():
 @pytest.fixture(scope="session")
 def files():
     root = Path(sysconfig.get_paths()["stdlib"]) / "json"
-    return root, find(root, pattern="*.py")
+    return root, select_text(root, pattern="*.py").files
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +90,7 @@ def rows(tmp_path_factory, files, source):
     """Packed rows of LENGTH tokens, by the source's tokenizer."""
     from dovetail_data import Pretrained
 
-    parts = split(files[1], root=files[0], held_out=0.2)
+    parts = hold_out_files(files[1], root=files[0], share=0.2)
     corpora = encode(*parts, tmp_path_factory.mktemp("rows"), tokenizer=Pretrained(source))
     return pack(corpora.train, length=LENGTH, seed=0)
 

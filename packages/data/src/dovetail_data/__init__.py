@@ -15,7 +15,8 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
     (2, 8)
 
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
-  `hf_directory`, `tfds`. `hold_out` splits any into train and held-out.
+  `hf_directory`, `tfds`. `select_text` finds the files of text in a directory.
+- Splits into train and held-out: `hold_out` of a source, `hold_out_files`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Contrast`,
   `Image`.
 - A model with fewer ids than its tokenizer: `within`, `check_ends`, `foreign_id`.
@@ -78,6 +79,7 @@ from dovetail_data.sources import (
     tfds,
 )
 from dovetail_data.splitting.held_out import hold_out
+from dovetail_data.splitting.text_files import TextSelection, hold_out_files, select_text
 from dovetail_data.tokenizing.template import Rendered, Template
 from dovetail_data.tokenizing.token_bytes import token_bytes, vocabulary_bytes
 from dovetail_data.tokenizing.tokenizer import (
@@ -100,7 +102,10 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "hf_directory",
     "tfds",
     "records",
+    "select_text",
+    "TextSelection",
     "hold_out",
+    "hold_out_files",
     "Source",
     "Part",
     "Corrupt",

@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_data import Pretrained, check_ends, pack, token_bytes
+from dovetail_data import (
+    Pretrained,
+    TextSelection,
+    check_ends,
+    hold_out_files,
+    pack,
+    token_bytes,
+)
 from dovetail_models import Config
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
@@ -23,7 +30,7 @@ from dovetail_stack.recipes.families import check_experts, config_for, config_of
 from dovetail_stack.recipes.fitting import Recipe, attention
 from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.sampling import Samples
-from dovetail_stack.recipes.text import Prepared, Selection, encode, opened, prepare, select, split
+from dovetail_stack.recipes.text import Prepared, encode, opened, prepare, select
 from dovetail_stack.settings import Continue, Distil, FromText, Pretrain, S
 from dovetail_train import BitsPerByte, lm_loss
 
@@ -156,14 +163,14 @@ def _opened(run: Continue | Distil) -> tuple[Path, Config, Pretrained]:
     return directory, config, tokenizer
 
 
-def _split(run: FromText) -> tuple[Selection, tuple[list[Path], list[Path]]]:
+def _split(run: FromText) -> tuple[TextSelection, tuple[list[Path], list[Path]]]:
     """Returns the files of a run, and those to train on and to hold out.
 
     Only a new run reads all of them.
     """
     files, root = run.files, Path(run.files.text)
     selection = select(root, pattern=files.pattern, skip=files.skip, skipped=run.skipped)
-    return selection, split(selection.files, root=root, held_out=files.held_out)
+    return selection, hold_out_files(selection.files, root=root, share=files.held_out)
 
 
 def _prepared(run: FromText, write: Any, out: Path, **options: Any) -> Prepared:

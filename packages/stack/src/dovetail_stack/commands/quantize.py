@@ -75,9 +75,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, calibrates, measures and writes. Checks all options before it reads weights."""
+    from dovetail_data import hold_out_files
     from dovetail_models import abstract, load
     from dovetail_stack.recipes import quantization
-    from dovetail_stack.recipes.text import select, split
+    from dovetail_stack.recipes.text import select
 
     path = locate(args.model)
     refuse_quantized(path, "quantize")
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         quantization.check_method(plan)
     else:
         selection = select(args.text, pattern=args.pattern)
-        split(selection.files, root=args.text, held_out=quantization.HELD_OUT)
+        hold_out_files(selection.files, root=args.text, share=quantization.HELD_OUT)
         if selection.counts:
             print(f"{selection} below {args.text}", file=sys.stderr)
     with tqdm(total=4, unit="step", desc="read") as bar, tempfile.TemporaryDirectory() as scratch:

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dovetail_data import Corpus, pack, show
+from dovetail_data import Corpus, hold_out_files, pack, select_text, show
 from dovetail_runs import Run, Section, page
 from dovetail_stack import settings
 from dovetail_stack.doctor import pins
 from dovetail_stack.model_directory import EXPORT
 from dovetail_stack.quickstart.compression import compressors
 from dovetail_stack.quickstart.training import Resume, Text, train
-from dovetail_stack.recipes import text as text_recipe
 from dovetail_stack.recipes.options import METRICS, Duration
 from dovetail_stack.settings import Pretrain
 from dovetail_train import read_jsonl
@@ -162,8 +161,8 @@ def _settings(out: Path) -> Pretrain:
 
 def _held_out_bytes(run: Pretrain) -> bytes:
     files, root = run.files, Path(run.files.text)
-    paths = text_recipe.find(root, pattern=files.pattern, skip=files.skip)
-    _, held_out = text_recipe.split(paths, root=root, held_out=files.held_out)
+    paths = select_text(root, pattern=files.pattern, skip=files.skip).files
+    _, held_out = hold_out_files(paths, root=root, share=files.held_out)
     return b"".join(file.read_bytes() for file in held_out)
 
 

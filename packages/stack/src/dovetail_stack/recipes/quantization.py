@@ -22,7 +22,18 @@ import numpy as np
 from flax import nnx
 
 import dovetail_quant as quant
-from dovetail_data import Corpus, Pretrained, Progress, Text, batches, pack, text, within, write
+from dovetail_data import (
+    Corpus,
+    Pretrained,
+    Progress,
+    Text,
+    batches,
+    hold_out_files,
+    pack,
+    text,
+    within,
+    write,
+)
 from dovetail_models import Decoder, abstract
 from dovetail_models._durable import new_directory
 from dovetail_models.hf import safetensors
@@ -35,7 +46,7 @@ from dovetail_quant.reports.report import parameter_bytes
 from dovetail_quant.sites.kernel import Kernel
 from dovetail_quant.sites.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
-from dovetail_stack.recipes.text import select, split
+from dovetail_stack.recipes.text import select
 
 Method = Literal["absmax", "gptq", "awq"]
 CONFIG = "config.json"
@@ -201,7 +212,8 @@ def read_rows(
         pattern: Glob of the files.
         progress: Receives "calibration" or "held-out", and the writer's event.
     """
-    halves = split(select(directory, pattern=pattern).files, root=directory, held_out=HELD_OUT)
+    selection = select(directory, pattern=pattern)
+    halves = hold_out_files(selection.files, root=directory, share=HELD_OUT)
     encoder = within(Text(tokenizer), vocab_size=vocab_size)
     corpora, taken = [], []
     for name, files in zip(("calibration", "held-out"), halves, strict=True):

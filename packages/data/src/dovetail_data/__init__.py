@@ -40,19 +40,8 @@ from dovetail_data.corpus.corpus import Corpus, CorruptDocument, CorruptError, C
 from dovetail_data.corpus.tokenizer_files import train_bpe
 from dovetail_data.corpus.verifying import IntegrityReport, verify
 from dovetail_data.damage import DamageError
-from dovetail_data.encode import (
-    Chat,
-    Contrast,
-    Document,
-    Encoder,
-    Image,
-    Preference,
-    Prompt,
-    Text,
-    check_ends,
-    foreign_id,
-    within,
-)
+from dovetail_data.encode import Chat, Contrast, Document, Encoder, Image, Preference, Prompt, Text
+from dovetail_data.encode.vocabulary import check_ends, foreign_id, within
 from dovetail_data.mixture.mix import Mixture, mix
 from dovetail_data.mixture.stage import Stage
 from dovetail_data.record import Field, ids, values

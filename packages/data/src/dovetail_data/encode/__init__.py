@@ -9,18 +9,5 @@ from dovetail_data.encode.image import Image
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
 from dovetail_data.encode.text import Text
-from dovetail_data.encode.vocabulary import check_ends, foreign_id, within
 
-__all__ = [
-    "Chat",
-    "Contrast",
-    "Document",
-    "Encoder",
-    "Image",
-    "Preference",
-    "Prompt",
-    "Text",
-    "check_ends",
-    "foreign_id",
-    "within",
-]
+__all__ = ["Chat", "Contrast", "Document", "Encoder", "Image", "Preference", "Prompt", "Text"]

@@ -9,12 +9,11 @@ half-way on purpose and resumes in a new process.
 import argparse
 import contextlib
 import json
-import math
 import sys
 from pathlib import Path
 
 from dovetail_stack._command import add_json
-from dovetail_stack.recipes.options import PATTERN_HELP
+from dovetail_stack.recipes.options import PATTERN_HELP, Duration, Files, check_local
 
 STEPS = 600  # two and a half minutes on two cores; the same figures on a slower machine, later
 
@@ -36,39 +35,31 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", type=Path, metavar="DIR", help="directory to train on (Python's library)"
     )
-    parser.add_argument(
-        "--pattern",
-        metavar="GLOB",
-        help=PATTERN_HELP,
-    )
+    parser.add_argument("--pattern", metavar="GLOB", help=PATTERN_HELP)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the quickstart and prints its figures."""
     from dovetail_stack.quickstart.run import quickstart, standard_library
-    from dovetail_stack.quickstart.training import Text
-    from dovetail_stack.recipes.options import Duration, check_local
     from dovetail_stack.recipes.text import check_directory
 
     check_local("out", args.out)
     if args.text is not None:
         check_directory(args.text)
-        text = Text(directory=args.text, pattern=args.pattern or "**/*")
+        files = Files(text=str(args.text), pattern=args.pattern or "**/*")
     elif args.pattern is not None:
         raise ValueError(
             f"--pattern {args.pattern!r} chooses files below --text: pass --text DIR too"
         )
     else:
-        text = standard_library()
+        files = standard_library()
     if args.minutes is None:
         duration = Duration(steps=STEPS if args.steps is None else args.steps)
-    elif 0 < args.minutes < math.inf:
-        duration = Duration(minutes=args.minutes)
     else:
-        raise ValueError(f"minutes must be above 0, got minutes={args.minutes}: leave it out")
+        duration = Duration(minutes=args.minutes)
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        result = quickstart(text, args.out.resolve(), duration=duration)
+        result = quickstart(files, args.out.resolve(), duration=duration)
     if args.json:
         print(json.dumps(result, indent=2))
         return 0

@@ -12,31 +12,28 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from dovetail_data import Corpus, hold_out_files, pack, select_text, show
+from dovetail_data import Corpus, Pretrained, hold_out_files, pack, select_text, show
+from dovetail_infer import Engine, Sampling
+from dovetail_models import load, size
 from dovetail_runs import Run, Section, page
 from dovetail_stack import settings
 from dovetail_stack.doctor import pins
 from dovetail_stack.model_directory import EXPORT
 from dovetail_stack.quickstart.compression import compressors
-from dovetail_stack.quickstart.training import Resume, Text, train
-from dovetail_stack.recipes.options import METRICS, Duration
+from dovetail_stack.quickstart.training import Resume, train
+from dovetail_stack.recipes.engine import engine
+from dovetail_stack.recipes.evaluation import bits_per_byte
+from dovetail_stack.recipes.options import Duration, Files
 from dovetail_stack.settings import Pretrain
-from dovetail_train import read_jsonl
-
-if TYPE_CHECKING:
-    from dovetail_infer import Engine
 
 PROMPTS = ("def read_", "class ", "    for i in range(")
-SAMPLE_TOKENS = 64
-SAMPLED = {"temperature": 0.7, "top_p": 0.9, "seed": 0}
+SAMPLING = Sampling(max_tokens=64, temperature=0.7, top_p=0.9, seed=0)
 ROWS, SHOWN_ROWS = "rows.html", 8
 MEANING = (
     "The loss falls as the model learns to predict the next token. For each byte of files that it "
@@ -46,47 +43,24 @@ MEANING = (
 )
 
 
-def standard_library() -> Text:
+def standard_library() -> Files:
     """Returns the Python sources of the standard library on this machine.
 
     Tests are left out, and so is pydoc_data: one generated file of help texts, larger than all
     other held-out files together.
     """
-    return Text(
-        directory=Path(sysconfig.get_paths()["stdlib"]),
+    return Files(
+        text=sysconfig.get_paths()["stdlib"],
         pattern="**/*.py",
         skip=("site-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data"),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Measurements of a finished run.
-
-    Attributes:
-        bits_per_byte: Of the held-out files; the model first, then the compressors.
-        parameters: Number of parameters.
-        tokens_per_s: Median over the steps.
-        train_s: Training time in seconds.
-        resume: Comparison of the repeated steps.
-        samples: (prompt, continuation) pairs.
-        versions: Versions by package.
-    """
-
-    bits_per_byte: Mapping[str, float]
-    parameters: int
-    tokens_per_s: float
-    train_s: float
-    resume: Resume
-    samples: list[tuple[str, str]]
-    versions: Mapping[str, str]
-
-
-def quickstart(text: Text, out: Path, *, duration: Duration) -> dict[str, Any]:
+def quickstart(files: Files, out: Path, *, duration: Duration) -> dict[str, Any]:
     """Trains, evaluates, samples and reports.
 
     Args:
-        text: The corpus.
+        files: The text.
         out: Directory of the run; also receives report.html and result.json.
         duration: Length of the run.
 
@@ -94,59 +68,40 @@ def quickstart(text: Text, out: Path, *, duration: Duration) -> dict[str, Any]:
         The content of result.json.
     """
     start = time.perf_counter()
-    resume = train(text, out, duration=duration)
-    measured = _measure(out, resume)
-    result = {
-        **{
-            key: measured.bits_per_byte[name]
-            for key, name in (
-                ("bits_per_byte", "this model"),
-                ("gzip_bits_per_byte", "gzip"),
-                ("bzip2_bits_per_byte", "bzip2"),
-                ("xz_bits_per_byte", "xz"),
-            )
-        },
-        "tokens_per_second": measured.tokens_per_s,
-        "train_seconds": measured.train_s,
-        "total_seconds": time.perf_counter() - start,
-        "resumed_bit_exact": resume.bit_exact,
-        "parameters": measured.parameters,
-        "steps": _settings(out).duration.steps,
-        "device": _device(),
-        "cores": os.cpu_count(),
-        "loadavg": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # not on Windows
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": dict(measured.versions),
-    }
-    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    _report(out, measured, total_s=result["total_seconds"])
-    return result
-
-
-def _measure(out: Path, resume: Resume) -> Measured:
-    from dovetail_data import Pretrained
-    from dovetail_models import load, size
-    from dovetail_stack.recipes.engine import engine
-    from dovetail_stack.recipes.evaluation import bits_per_byte
-
+    resume = train(files, out, duration=duration)
     run = _settings(out)
     model, tokenizer = load(out / EXPORT), Pretrained(out / EXPORT)
     print("\nJudging it by the held-out files.", flush=True)
     length = run.training.length
     bits = bits_per_byte(model, Corpus(out / "held_out"), length=length, stride=length // 2)
-    rates = [line["tokens_per_s"] for line in read_jsonl(out / METRICS) if "tokens_per_s" in line]
-    seconds = [line["step_time_s"] for line in read_jsonl(out / METRICS) if "step_time_s" in line]
+    compressed = compressors(_held_out_bytes(run))
     with engine(model, tokenizer=tokenizer, max_rows=1) as opened:
-        samples = [(prompt, _show(opened, prompt)) for prompt in PROMPTS]
-    return Measured(
-        bits_per_byte={"this model": bits, **compressors(_held_out_bytes(run))},
-        parameters=size(model.config),
-        tokens_per_s=statistics.median(rates) if rates else 0.0,
-        train_s=sum(seconds),
-        resume=resume,
-        samples=samples,
-        versions={"python": platform.python_version(), **_installed()},
+        samples = [f"{prompt}{_show(opened, prompt)}" for prompt in PROMPTS]
+    metrics = Run(out).metrics
+    rates, seconds = (
+        metrics.curve(name).values.tolist() for name in ("tokens_per_s", "step_time_s")
     )
+    result = {
+        "bits_per_byte": bits,
+        **{f"{name}_bits_per_byte": value for name, value in compressed.items()},
+        "tokens_per_second": statistics.median(rates) if rates else 0.0,
+        "train_seconds": sum(seconds),
+        "total_seconds": time.perf_counter() - start,
+        "resumed_bit_exact": resume.bit_exact,
+        "parameters": size(model.config),
+        "steps": run.duration.steps,
+        "device": _device(),
+        "cores": os.cpu_count(),
+        "loadavg": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # not on Windows
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("dovetail-stack", *pins())},
+        },
+    }
+    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    _report(run, out, result, resume=resume, samples=samples)
+    return result
 
 
 def _settings(out: Path) -> Pretrain:
@@ -166,20 +121,14 @@ def _held_out_bytes(run: Pretrain) -> bytes:
     return b"".join(file.read_bytes() for file in held_out)
 
 
-def _show(engine: "Engine", prompt: str) -> str:
+def _show(engine: Engine, prompt: str) -> str:
     """Streams one continuation to the terminal and returns it."""
-    from dovetail_infer import Sampling
-
     print(f"\n>>> {prompt}", end="", flush=True)
-    with engine.stream(prompt, Sampling(max_tokens=SAMPLE_TOKENS, **SAMPLED)) as stream:
+    with engine.stream(prompt, SAMPLING) as stream:
         for piece in stream:
             print(piece.text, end="", flush=True)
     print()
     return stream.completion.text
-
-
-def _installed() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("dovetail-stack", *pins())}
 
 
 def _device() -> str:
@@ -192,32 +141,34 @@ def _device() -> str:
     return named[1] if named else platform.processor() or platform.machine()
 
 
-def _report(out: Path, measured: Measured, *, total_s: float) -> None:
-    run = _settings(out)
-    steps = run.duration.steps or 0
+def _report(
+    run: Pretrain, out: Path, result: dict[str, Any], *, resume: Resume, samples: list[str]
+) -> None:
     rows = pack(Corpus(out / "train"), length=run.training.length, seed=run.training.seed)
     shown = show(rows, range(min(SHOWN_ROWS, len(rows))))
     (out / ROWS).write_text(shown.html(title="Training rows"), encoding="utf-8")
     peaks = f"{run.training.matrix_learning_rate:g} (matrices), {run.training.learning_rate:g}"
+    batch = f"{run.training.global_batch} × {run.training.length} tokens"
+    rate = f"median {result['tokens_per_second']:,.0f} tokens/s"
     facts = {
         "Text": f"{run.files.text} ({run.files.pattern})",
         "Rows": f"{rows.fill:.2%} full; {SHOWN_ROWS} of them as text: {out / ROWS}",
-        "Parameters": f"{measured.parameters:,}",
-        "Steps": f"{steps} of {run.training.global_batch} × {run.training.length} tokens",
+        "Parameters": f"{result['parameters']:,}",
+        "Steps": f"{result['steps'] or 0} of {batch}",
         "Learning rate": f"peak {peaks}; 5% linear warm-up, then cosine to 5% of the peak",
-        "Training": f"{measured.train_s:.0f} s, median {measured.tokens_per_s:,.0f} tokens/s",
-        "All in all": f"{total_s:.0f} s",
+        "Training": f"{result['train_seconds']:.0f} s, {rate}",
+        "All in all": f"{result['total_seconds']:.0f} s",
         "Devices": f"{jax.device_count()} × {jax.devices()[0].device_kind}",
         "Model": f"{out / EXPORT}, a Hugging Face directory",
     }
-    samples = [f"{prompt}{continuation}" for prompt, continuation in measured.samples]
-    bits = measured.bits_per_byte
+    bits = {name: result[f"{name}_bits_per_byte"] for name in ("gzip", "bzip2", "xz")}
+    bits = {"this model": result["bits_per_byte"], **bits}
     meaning = MEANING.format(model=bits["this model"], gzip=bits["gzip"], xz=bits["xz"])
     sections = [
         Section(heading="What the model learned: bits per byte", content=bits, note=meaning),
         Section(heading="Text that the model wrote", content=samples),
         Section(heading="Next steps", content=_next_steps(out)),
-        Section(heading="The run", content=facts, note=str(measured.resume)),
+        Section(heading="The run", content=facts, note=str(resume)),
     ]
     shown = page(
         {"this run": Run(out)},

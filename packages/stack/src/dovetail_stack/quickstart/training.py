@@ -7,36 +7,19 @@ killed some steps past its middle checkpoint. The second repeats these steps. Bo
 so these can be compared bit by bit.
 """
 
-import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from dovetail_runs import read_metrics
 from dovetail_stack import settings
-from dovetail_stack.recipes.options import METRICS, Duration
+from dovetail_stack.recipes.options import METRICS, Duration, Files
 
 REPEATED_STEPS = 8  # logged past the middle checkpoint before the kill
 POLL_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    """The corpus.
-
-    Args:
-        directory: Root of the files.
-        pattern: Glob below it.
-        skip: Names of folders to leave out.
-    """
-
-    directory: Path
-    pattern: str
-    skip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +50,13 @@ class Resume:
         )
 
 
-def train(text: Text, out: Path, *, duration: Duration) -> Resume:
+def train(files: Files, out: Path, *, duration: Duration) -> Resume:
     """Runs `dovetail train`, kills it past its middle checkpoint, and runs it again to the end.
 
     If `out` already holds a run, it is only finished, not killed again.
 
     Args:
-        text: The corpus.
+        files: The text.
         out: Directory of the run.
         duration: Length of the run.
 
@@ -81,43 +64,43 @@ def train(text: Text, out: Path, *, duration: Duration) -> Resume:
         RuntimeError: A training process failed; its own message is on the terminal.
     """
     command = [
-        *(sys.executable, "-m", "dovetail_stack", "train", "pretrain", "--out", str(out), "--text"),
-        *(str(text.directory), "--pattern", text.pattern),
+        *(sys.executable, "-m", "dovetail_stack", "train", "pretrain", "--out", str(out)),
+        *("--text", files.text, "--pattern", files.pattern),
         *(["--steps", str(duration.steps)] if duration.steps is not None else []),
         *(["--minutes", str(duration.minutes)] if duration.minutes is not None else []),
-        *(["--skip", *text.skip] if text.skip else []),
+        *(["--skip", *files.skip] if files.skip else []),
     ]
-    fresh = not (out / METRICS).exists()
-    if fresh:
+    if not (out / METRICS).exists():
         with subprocess.Popen(command, stdout=sys.stderr) as process:
-            _kill_past_the_middle(process, out)
-    code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
+            if not _killed_past_the_middle(process, out):
+                _check(process.returncode)
+    _check(subprocess.run(command, check=False, stdout=sys.stderr).returncode)
+    return compare_generations(out / METRICS)
+
+
+def _check(code: int) -> None:
     if code:
         raise RuntimeError(
             f"training must end well, but its process returned {code}: mend its error"
         )
-    return compare_generations(out / METRICS)
 
 
-def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
-    """Waits until REPEATED_STEPS steps past the middle one are logged, then sends SIGKILL."""
+def _killed_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> bool:
+    """Kills the process REPEATED_STEPS logged steps past the middle; False if it ended before."""
     try:
         while process.poll() is None:
-            done = _last_step(out / METRICS)
-            if done is not None and done >= _killing_step(out):
+            last = read_metrics(out / METRICS).curve("loss").last()
+            if last is not None and last[0] >= _killing_step(out):
                 process.send_signal(signal.SIGKILL)
                 process.wait()
                 print("\nKilled on purpose (SIGKILL). Resuming in a new process.", flush=True)
-                return
+                return True
             time.sleep(POLL_S)
     except BaseException:
         process.terminate()
         process.wait()
         raise
-    if process.returncode:
-        raise RuntimeError(
-            f"training must end well, but its process returned {process.returncode}: mend its error"
-        )
+    return False
 
 
 def _killing_step(out: Path) -> int:
@@ -132,25 +115,13 @@ def _killing_step(out: Path) -> int:
     return middle + min(REPEATED_STEPS, (steps - middle) // 3)
 
 
-def _lines(metrics: Path) -> Iterator[dict[str, Any]]:
-    """Yields complete lines of the log with a training loss; the last line may be incomplete."""
-    if metrics.exists():
-        for line in metrics.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                values = json.loads(line)
-                if "loss" in values:
-                    yield values
-
-
-def _last_step(metrics: Path) -> int | None:
-    return max((line["step"] for line in _lines(metrics)), default=None)
-
-
 def compare_generations(metrics: Path) -> Resume:
     """Compares the losses of the steps logged by both processes."""
+    lines = read_metrics(metrics).lines
+    numbers, values = lines.columns["loss"]
     losses: dict[int, dict[int, float]] = {}
-    for line in _lines(metrics):
-        losses.setdefault(line["generation"], {})[line["step"]] = line["loss"]
+    for i, loss in zip(numbers.tolist(), values.tolist(), strict=True):
+        losses.setdefault(int(lines.generations[i]), {})[int(lines.steps[i])] = loss
     first, second = losses[min(losses)], losses[max(losses)]
     both = first.keys() & second.keys() if len(losses) > 1 else set()
     return Resume(

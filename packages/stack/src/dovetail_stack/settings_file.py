@@ -48,15 +48,10 @@ def recipe_of(file: Path) -> str | None:
 
 
 def read(file: Path, kind: type[Settings]) -> dict[str, Any]:
-    """Returns the options in a file, by flat name and in the types of the settings.
+    """Returns the options in a file, by flat name and in the types of the settings of `kind`.
 
-    Args:
-        file: The TOML file.
-        kind: Recipe of the run.
-
-    Raises:
-        ValueError: The file is missing or not TOML, belongs to another recipe, or has an unknown
-            section or key or a value of a wrong type.
+    Raises ValueError if the file is missing or not TOML, belongs to another recipe, or has an
+    unknown section or key or a value of a wrong type.
     """
     content = _content(file)
     named = _recipe(content.pop("recipe", kind.recipe))
@@ -65,20 +60,31 @@ def read(file: Path, kind: type[Settings]) -> dict[str, Any]:
             f"the settings must belong to the recipe {kind.recipe}, got recipe = {named!r} in "
             f"{str(file)!r}: type dovetail train {named}, or pass another file"
         )
-    known = sections(kind)
+    known = {
+        section: {item.name: item for item in dataclasses.fields(group)}
+        for section, group in sections(kind).items()
+    }
     given: dict[str, Any] = {}
     for section, values in content.items():
         if section not in known:
-            raise ValueError(_unknown_section(section, kind, file))
+            _refuse_misplaced(section, known, f"{section} at the top of {str(file)!r}")
+            raise ValueError(
+                f"a section must be one of {', '.join(f'[{name}]' for name in known)}, got "
+                f"[{section}] in {str(file)!r}{_near(section, known)}: correct it or remove it"
+            )
         if not isinstance(values, dict):
             raise ValueError(
                 f"{section!r} must be a section, got {section} = {values!r} in {str(file)!r}: "
                 f"write [{section}] on a line of its own"
             )
-        fields = {item.name: item for item in dataclasses.fields(known[section])}
+        fields = known[section]
         for name, value in values.items():
             if name not in fields:
-                raise ValueError(_unknown_key(section, name, kind, file))
+                _refuse_misplaced(name, known, f"{name!r} in section [{section}] of {str(file)!r}")
+                raise ValueError(
+                    f"section [{section}] must hold options of that group, got {name!r} in "
+                    f"{str(file)!r}{_near(name, fields)}: write one of {', '.join(fields)}"
+                )
             given[name] = _value(fields[name], value, place=f"{section}.{name}", file=file)
     if "steps" in given and "minutes" in given:
         raise ValueError(
@@ -119,14 +125,9 @@ def values_of(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, dict[
 
 
 def written(kind: type[Settings], given: Mapping[str, Any]) -> str:
-    """Returns a complete file: each option with help and default. Those of no value are comments.
+    """Returns a complete file with the given values: each option with its help and default.
 
-    Args:
-        kind: Recipe of the run.
-        given: Values by flat name; the others have their defaults.
-
-    Raises:
-        ValueError: Values do not fit.
+    Options of no value are comments. Raises ValueError for values that do not fit.
     """
     import tomlkit
 
@@ -175,31 +176,13 @@ def _value(item: Any, value: Any, *, place: str, file: Path) -> Any:
     return tuple(map(convert, value)) if many else convert(value)
 
 
-def _unknown_section(section: str, kind: type[Settings], file: Path) -> str:
-    known = sections(kind)
-    return _misplaced(section, known, f"{section} at the top of {str(file)!r}") or (
-        f"a section must be one of {', '.join(f'[{name}]' for name in known)}, got [{section}] in "
-        f"{str(file)!r}{_near(section, known)}: correct it or remove it"
-    )
-
-
-def _unknown_key(section: str, name: str, kind: type[Settings], file: Path) -> str:
-    known = sections(kind)
-    names = [item.name for item in dataclasses.fields(known[section])]
-    return _misplaced(name, known, f"{name!r} in section [{section}] of {str(file)!r}") or (
-        f"section [{section}] must hold options of that group, got {name!r} in {str(file)!r}"
-        f"{_near(name, names)}: write one of {', '.join(names)}"
-    )
-
-
-def _misplaced(name: str, known: Mapping[str, Any], got: str) -> str | None:
-    """Returns the refusal of an option that belongs to another section, or None."""
-    for section, group in known.items():
-        if any(item.name == name for item in dataclasses.fields(group)):
-            return (
+def _refuse_misplaced(name: str, known: Mapping[str, Collection[str]], got: str) -> None:
+    """Raises ValueError for an option that belongs to another section."""
+    for section, names in known.items():
+        if name in names:
+            raise ValueError(
                 f"an option must stand in its section, got {got}: write it below a line [{section}]"
             )
-    return None
 
 
 def _near(name: str, known: Collection[str]) -> str:

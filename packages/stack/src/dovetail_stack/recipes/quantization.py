@@ -151,15 +151,14 @@ def choose(
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got bits={bits}: pass bits=8, which loses least")
     everything = ["**", *also]
+    weight, usual = ("int8", "absmax") if bits == 8 else ("int4", "gptq")
+    spec = functools.partial(quant.Spec, weight=weight, method=method or usual)
     rules: list[Any] = [(pattern, None) for pattern in skip]
-    if bits == 8:
-        spec = quant.Spec(weight="int8", group=group, method=method or "absmax")
-        rules.append((everything, spec))
-    elif group is not None:
-        rules.append((everything, quant.Spec(weight="int4", group=group, method=method or "gptq")))
+    if bits == 8 or group is not None:
+        rules.append((everything, spec(group=group)))
     else:
-        for path, size in _groups(model, everything, skip).items():
-            rules.append((path, quant.Spec(weight="int4", group=size, method=method or "gptq")))
+        groups = _groups(model, everything, skip)
+        rules += [(path, spec(group=size)) for path, size in groups.items()]
     return quant.plan(model, rules)
 
 
@@ -251,18 +250,14 @@ def check_method(plan: quant.Plan) -> None:
 def quantize(
     model: Decoder, plan: quant.Plan, rows: Rows | None
 ) -> tuple[Decoder, Mapping[str, int]]:
-    """Quantizes a model.
+    """Returns the quantized model, and the number of rows seen by sites that had too few of them.
+
+    Raises ValueError if the plan needs calibration and there are no rows.
 
     Args:
         model: The decoder.
         plan: The plan.
         rows: Rows for calibration.
-
-    Returns:
-        The quantized model, and the sites with too few rows.
-
-    Raises:
-        ValueError: The plan needs calibration and there are no rows.
     """
     if rows is None:
         check_method(plan)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from dovetail_data import Corrupt, Pretrained, hold_out, jsonl, write
+from dovetail_data import Chat, Corrupt, Preference, Pretrained, hold_out, jsonl, values, write
 from dovetail_stack.recipes import dialogue
-from dovetail_stack.recipes.record_options import Conversations, Dialogue
+from dovetail_stack.recipes.record_options import Dialogue
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 
@@ -120,11 +120,7 @@ def test_held_out_prompts_are_cut_where_the_answer_begins(kind, talker, request,
     file = request.getfixturevalue(kind)
     tokenizer = Pretrained(talker)
     template = dialogue.template_of(talker, Dialogue())
-    encoder = (
-        dialogue.chats(tokenizer, template, Conversations())
-        if kind == "chats"
-        else dialogue.pairs(tokenizer, template)
-    )
+    encoder = (Chat if kind == "chats" else Preference)(tokenizer, template=template)
     _, held = hold_out(jsonl(file), share=0.3, form=dialogue.as_messages)
     corpus = write(held, tmp_path / "c", encoder=encoder)
     prompts = dialogue.held_out_prompts(corpus, 3)
@@ -145,7 +141,7 @@ def test_held_out_prompts_are_cut_where_the_answer_begins(kind, talker, request,
 
 def test_numbers_of_the_records_stay_with_their_pairs(talker):
     tokenizer, template = Pretrained(talker), dialogue.template_of(talker, Dialogue())
-    encoder = dialogue.pairs(tokenizer, template, numbers=["margin"])
+    encoder = Preference(tokenizer, template=template, fields={"margin": values("float32")})
     pair = dialogue.as_messages({"prompt": "p", "chosen": "c", "rejected": "r", "margin": 2})
     assert np.array_equal(encoder([pair])[0].arrays["margin"], np.float32(2))
 

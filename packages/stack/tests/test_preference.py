@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dovetail_data import Pretrained, batches, hold_out, jsonl, pairs, write
+from dovetail_data import Preference, Pretrained, batches, hold_out, jsonl, pairs, write
 from dovetail_models import load
 from dovetail_stack.recipes import dialogue
 from dovetail_stack.recipes.fitting import fit
@@ -27,7 +27,7 @@ OPTIONS = {"length": LENGTH, "global_batch": BATCH, "seed": 1, "save_every": 1}
 
 @pytest.fixture(scope="module")
 def rows(talker, preferred, tmp_path_factory):
-    encoder = dialogue.pairs(Pretrained(talker), dialogue.template_of(talker, Dialogue()))
+    encoder = Preference(Pretrained(talker), template=dialogue.template_of(talker, Dialogue()))
     train, _ = hold_out(jsonl(preferred), share=0.2, form=dialogue.as_messages)
     return pairs(write(train, tmp_path_factory.mktemp("c") / "c", encoder=encoder), length=LENGTH)
 

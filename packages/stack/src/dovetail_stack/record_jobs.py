@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
+from tqdm.auto import tqdm
 
+import dovetail_data
 from dovetail_data import (
     Contrast,
     Corpus,
@@ -30,7 +32,7 @@ from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
 from dovetail_stack.model_directory import EXPORT, locate
 from dovetail_stack.processes import say, shared
-from dovetail_stack.progress import Scoring, Writing
+from dovetail_stack.progress import Writing
 from dovetail_stack.recipes import (
     adapters,
     continuation,
@@ -134,10 +136,12 @@ def _encoder(run: FromRecords, tokenizer: Pretrained, directory: Path) -> Encode
     assert isinstance(run, FromMessages)
     template = dialogue.template_of(directory, run.dialogue)
     if isinstance(run, Chat):
-        return dialogue.chats(tokenizer, template, run.dialogue)
+        said = {"train_on": run.dialogue.train_on, "ignore_keys": run.dialogue.ignore_keys}
+        return dovetail_data.Chat(tokenizer, template=template, **said)
     margin = run.reward.margin if isinstance(run, Reward) else None
-    numbers, ignored = [margin] if margin else [], run.dialogue.ignore_keys
-    return dialogue.pairs(tokenizer, template, numbers=numbers, ignore_keys=ignored)
+    fields = {margin: dovetail_data.values("float32")} if margin else {}
+    options = {"fields": fields, "ignore_keys": run.dialogue.ignore_keys}
+    return dovetail_data.Preference(tokenizer, template=template, **options)
 
 
 def _recipe(run: FromRecords, directory: Path, mesh: Mesh | AbstractMesh) -> Recipe:
@@ -231,9 +235,10 @@ def _referenced(
             order = batches(rows, global_batch=size, seed=seed, leave_out=places)
             used, total = islice(order, steps), steps * size
         model = in_precision(recipe.model(), run.training.precision)
-        with Scoring(total) as progress:
-            both[0].fill(used, model, out / REFERENCE, scorer=preference.scorer, progress=progress)
-        both[1].fill(measured, model, out / REFERENCE, scorer=preference.scorer)
+        options: dict[str, Any] = {"scorer": preference.scorer}
+        with tqdm(desc=REFERENCE, total=total, unit="row") as bar:
+            both[0].fill(used, model, out / REFERENCE, progress=bar.update, **options)
+        both[1].fill(measured, model, out / REFERENCE, **options)
 
     return both[0].rows, both[1].rows, begin
 

@@ -16,7 +16,6 @@ from dovetail_data import (
     check_ends,
     hold_out_files,
     pack,
-    token_bytes,
 )
 from dovetail_models import Config
 from dovetail_stack import job
@@ -26,6 +25,7 @@ from dovetail_stack.progress import Writing
 from dovetail_stack.recipes.continuation import continuation
 from dovetail_stack.recipes.distillation import distilling
 from dovetail_stack.recipes.engine import GREEDY, end_ids, suggestion
+from dovetail_stack.recipes.evaluation import bytes_of_ids
 from dovetail_stack.recipes.families import check_experts, config_for, config_of, read_keys
 from dovetail_stack.recipes.fitting import Recipe, attention
 from dovetail_stack.recipes.language_model import pretraining
@@ -56,14 +56,7 @@ def outlined(run: FromText, mesh: Mesh | AbstractMesh) -> Recipe:
 def _from_model(
     run: Continue | Distil, directory: Path, config: Config, mesh: Mesh | AbstractMesh
 ) -> Recipe:
-    """Returns the recipe of a run that begins from a model.
-
-    Args:
-        run: Settings.
-        directory: Directory of the model.
-        config: Its configuration; in `distil`, that of the student.
-        mesh: Devices, which may be absent.
-    """
+    """Returns the recipe of a run that begins from a model; `config` is the student's in distil."""
     if isinstance(run, Continue):
         return continuation(directory, run.training, mesh=mesh)
     return distilling(config, directory, run.distillation, training=run.training, mesh=mesh)
@@ -109,12 +102,7 @@ def job_of(run: FromText, out: Path, mesh: Mesh) -> Job:
 
 
 def with_ids(run: Pretrain, ids: int) -> Pretrain:
-    """Returns the settings with the ids that the text yielded, which may be fewer than asked for.
-
-    Args:
-        run: Settings.
-        ids: Ids of the tokenizer.
-    """
+    """Returns the settings with the ids that the text yielded, maybe fewer than asked for."""
     wanted = run.vocabulary.vocab_size
     if ids == wanted:
         return run
@@ -144,7 +132,9 @@ def _joined(run: FromText, text: Prepared, recipe: Recipe, out: Path, *, like: P
             directory_sampling=drawn,
         )
         hooks.append(samples)
-    metrics = {"loss": lm_loss(attention=attention), **_bits_per_byte(text.tokenizer)}
+    metrics: dict[str, Any] = {"loss": lm_loss(attention=attention)}
+    if (sizes := bytes_of_ids(text.tokenizer)) is not None:
+        metrics["bits_per_byte"] = BitsPerByte(sizes, attention=attention)
     return Job(
         recipe=recipe,
         rows=pack(text.train, length=length, seed=seed),
@@ -195,13 +185,3 @@ def _written(run: FromText, write: Any, out: Path, **options: Any) -> Prepared:
                 f"{run.files.skip}; for others, type the command anew with other options."
             )
             raise
-
-
-def _bits_per_byte(tokenizer: Pretrained) -> dict[str, Any]:
-    """Returns the metric, or nothing if the tokenizer does not tell the bytes of an id."""
-    try:
-        sizes = token_bytes(tokenizer)
-    except ValueError as error:
-        say(f"Bits per byte will not be measured: {error}")
-        return {}
-    return {"bits_per_byte": BitsPerByte(sizes, attention=attention)}

@@ -24,12 +24,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm.auto import tqdm
+
 from dovetail_stack._command import DONE, add_json
 from dovetail_stack.commands.arguments import add_model, add_template
 from dovetail_stack.model_directory import locate
 from dovetail_stack.parsing import Parser
 from dovetail_stack.processes import say
-from dovetail_stack.progress import Scoring, Writing
+from dovetail_stack.progress import Writing
+from dovetail_stack.quickstart.compression import compressors
 from dovetail_stack.recipes.options import PATTERN_HELP
 from dovetail_stack.recipes.record_options import Dialogue
 
@@ -155,7 +158,6 @@ def _text(
     """Returns a title, the batches of all rows of the text and their number."""
     from dovetail_data import Text, batches, pack, text, within, write
     from dovetail_data.sources import compression
-    from dovetail_stack.quickstart.compression import compressors
     from dovetail_stack.recipes.text import select
 
     folder, pattern = args.text, args.pattern or "**/*"
@@ -189,16 +191,11 @@ def _text(
 def _measured(
     model: "Decoder", tokenizer: "Pretrained", about: dict[str, Any], batches: Any, count: int
 ) -> dict[str, Any]:
-    from dovetail_data import token_bytes
-    from dovetail_stack.recipes.evaluation import score_rows
+    from dovetail_stack.recipes.evaluation import bytes_of_ids, score_rows
 
-    try:
-        sizes = token_bytes(tokenizer)
-    except ValueError as error:
-        say(f"Bits per byte will not be measured: {error}")
-        sizes = None
-    with Scoring(count, title="text") as progress:
-        score = score_rows(model, batches, sizes, progress=progress)
+    sizes = bytes_of_ids(tokenizer)
+    with tqdm(desc="text", total=count, unit="row") as bar:
+        score = score_rows(model, batches, sizes, progress=bar.update)
     return {
         "bits_per_byte": score.bits_per_byte,
         "loss": score.loss,
@@ -227,9 +224,11 @@ def _chosen(
     from dovetail_train import multiple_choice
 
     length = args.length or model.config.kv_length
-    with Scoring(sum(len(q.choices) for q in questions), title="choices") as progress:
-        options = {"length": length, "rows": args.rows, "attention": attention}
-        answers = multiple_choice(model, tokenizer, questions, progress=progress, **options)
+    options: dict[str, Any] = {"length": length, "rows": args.rows, "attention": attention}
+    total = sum(len(question.choices) for question in questions)
+    with tqdm(desc="choices", total=total, unit="row") as bar:
+        options["progress"] = bar.update
+        answers = multiple_choice(model, tokenizer, questions, **options)
     cut = int((answers.likelihoods.cut > 0).sum())
     if cut:
         say(f"{cut} choices and prompts exceed {length} tokens: their prompts lost the beginning.")
@@ -289,9 +288,10 @@ def _evaluated(
                 opened.append(stack.enter_context(engine(model, tokenizer=tokenizer, **sizes)))
             return sampler(opened[0])(prompts, **options)
 
-        progress = stack.enter_context(Scoring(None, title="tasks"))
-        options = {"length": length, "rows": args.rows, "attention": attention}
-        adapter = LMEval(model, tokenizer, sampler=sample, progress=progress, **options)
+        bar = stack.enter_context(tqdm(desc="tasks", unit="row"))
+        options: dict[str, Any] = {"length": length, "rows": args.rows, "attention": attention}
+        options["progress"] = bar.update
+        adapter = LMEval(model, tokenizer, sampler=sample, **options)
         asked = {"tasks": args.tasks.split(","), "limit": args.limit, "log_samples": False}
         evaluate: Any = lm_eval.simple_evaluate  # a decorator hides its parameters
         scores = evaluate(model=adapter, task_manager=manager, **asked)

@@ -21,6 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm.auto import tqdm
+
 from dovetail_stack._command import DONE, FAILED, add_json
 from dovetail_stack.commands.arguments import add_model, add_template
 from dovetail_stack.model_directory import locate
@@ -220,7 +222,6 @@ def _generate(
     """Appends the results of these requests. Returns their ends and the number of new tokens."""
     from dovetail_data import Pretrained
     from dovetail_stack import prompts
-    from dovetail_stack.progress import Prompts
     from dovetail_stack.recipes.dialogue import template_of, turn_ends
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
@@ -235,8 +236,7 @@ def _generate(
         ends = tuple({*(ends or (tokenizer.eos_id,)), *turns})
     lengths = [len(i) + r.sampling.max_tokens for i, r in zip(ids, requests, strict=True)]
     reasons: Counter[str] = Counter()
-    tokens = 0
-    before = len(results.done)
+    tokens, begun_s, before = 0, time.monotonic(), len(results.done)
     with (
         engine(
             decoder,
@@ -246,12 +246,13 @@ def _generate(
             max_rows=args.max_rows,
             invariant=args.invariant,
         ) as opened,
-        Prompts(len(requests) + before, done=before) as progress,
+        tqdm(desc="generate", total=len(requests) + before, initial=before, unit="prompt") as bar,
     ):
         for window in prompts.generated(opened.generate, requests, ids):
             results.write({r.index: {**r.source, **prompts.described(c)} for r, c in window})
             reasons.update(c.finish_reason for _, c in window)
-            new = sum(len(c.tokens) for _, c in window)
-            progress(len(window), new)
-            tokens += new
+            tokens += sum(len(c.tokens) for _, c in window)
+            rate = tokens / max(time.monotonic() - begun_s, 1e-9)
+            bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+            bar.update(len(window))
     return dict(reasons), tokens

@@ -9,21 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail_data import (
-    Chat,
-    Corpus,
-    Corrupt,
-    Document,
-    Preference,
-    Pretrained,
-    Template,
-    values,
-)
+from dovetail_data import Chat, Corpus, Corrupt, Document, Pretrained, Template
 from dovetail_data.sources.source import Record
 from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import generation_defaults
 from dovetail_models.hf.directory import CONFIG_FILE, GENERATION_FILE
-from dovetail_stack.recipes.record_options import CHATML, Conversations, Dialogue
+from dovetail_stack.recipes.record_options import CHATML, Dialogue
 
 TEMPLATE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
@@ -75,22 +66,6 @@ def turn_ends(template: Template, tokenizer: Pretrained) -> set[int]:
     return answer_ends([tokens[mask > 0]], tokenizer)
 
 
-def chats(tokenizer: Pretrained, template: Template, conversations: Conversations) -> Chat:
-    """Returns the encoder of conversations.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        template: The chat template.
-        conversations: The messages to train on.
-    """
-    return Chat(
-        tokenizer,
-        template=template,
-        train_on=conversations.train_on,
-        ignore_keys=conversations.ignore_keys,
-    )
-
-
 def answered(record: Record) -> Record | Corrupt:
     """Returns the record, or `Corrupt` if it has no message of the assistant."""
     messages = record.get("messages")
@@ -103,25 +78,6 @@ def answered(record: Record) -> Record | Corrupt:
         f"a conversation must have a message of the assistant to learn, got the roles {roles}: add "
         "the answer, or take the record out"
     )
-
-
-def pairs(
-    tokenizer: Pretrained,
-    template: Template,
-    *,
-    numbers: Sequence[str] = (),
-    ignore_keys: Sequence[str] = (),
-) -> Preference:
-    """Returns the encoder of pairs of answers.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        template: The chat template.
-        numbers: Fields of the records to keep, one number each.
-        ignore_keys: See `dovetail_data.Preference`.
-    """
-    fields = {name: values("float32") for name in numbers}
-    return Preference(tokenizer, template=template, fields=fields, ignore_keys=ignore_keys)
 
 
 def as_messages(record: Record) -> Record:

@@ -12,8 +12,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from dovetail_data import Corpus
+from dovetail_data import Corpus, Pretrained, token_bytes
 from dovetail_models import Decoder
+from dovetail_stack.processes import say
 from dovetail_stack.recipes.fitting import attention
 from dovetail_train import lm_loss, rolling_loglikelihood
 
@@ -45,12 +46,21 @@ class RowsScore:
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
 
+def bytes_of_ids(tokenizer: Pretrained) -> Int[np.ndarray, " V"] | None:
+    """Returns the bytes of text per id. Says why and returns None if the tokenizer lacks them."""
+    try:
+        return token_bytes(tokenizer)
+    except ValueError as error:
+        say(f"Bits per byte will not be measured: {error}")
+        return None
+
+
 def score_rows(
     model: Decoder,
     batches: Iterable[Mapping[str, np.ndarray]],
     sizes: Int[np.ndarray, " V"] | None,
     *,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Callable[[int], object] = lambda rows: None,
 ) -> RowsScore:
     """Returns the likelihood of rows, one batch in memory at a time.
 

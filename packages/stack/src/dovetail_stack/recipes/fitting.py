@@ -190,6 +190,13 @@ def text_fields(batching: Batching) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
 
 
+def pair_fields(batching: Batching, *numbers: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the fields of a batch of pairs of answers, by shapes, with `numbers` of each row."""
+    rows = {"pair_ids": jnp.int32} | dict.fromkeys(numbers, jnp.float32)
+    shapes = {k: jax.ShapeDtypeStruct((batching.global_batch,), x) for k, x in rows.items()}
+    return text_fields(batching) | shapes
+
+
 def fit(
     recipe: Recipe,
     rows: Rows,

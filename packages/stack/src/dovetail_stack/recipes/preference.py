@@ -12,19 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 import dovetail_tune as tune
 from dovetail_models import Decoder, abstract
 from dovetail_stack.recipes.continuation import continuation
-from dovetail_stack.recipes.fitting import (
-    AnyMesh,
-    Recipe,
-    attention,
-    step_flops,
-    text_fields,
-)
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, pair_fields, step_flops
 from dovetail_stack.recipes.record_options import (
     BETAS,
     KINDS,
@@ -35,7 +28,7 @@ from dovetail_stack.recipes.record_options import (
 from dovetail_stack.recipes.reference import FIELD
 from dovetail_stack.recipes.twin import DecoderTwin
 
-_MISMATCHED = ("tokens", "targets", "segment_ids", "positions")  # fields of with_mismatched
+_MISMATCHED = ("tokens", "targets", "segment_ids", "positions", "mask")  # fields of with_mismatched
 scorer = functools.partial(tune.token_logps, attention=attention)
 
 
@@ -138,11 +131,7 @@ def _fields(
     preferring: Preferring, tuning: Adapting, *, field: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the fields of a batch, by shapes."""
-    rows, length = tuning.global_batch, tuning.length
-    fields = text_fields(tuning) | {"pair_ids": jax.ShapeDtypeStruct((rows,), jnp.int32)}
-    if field:
-        fields[FIELD] = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    fields = pair_fields(tuning, *([FIELD] if field else []))
     if _is_mismatched(preferring):
-        whole = {f"kl_{name}": jnp.int32 for name in _MISMATCHED} | {"kl_mask": jnp.float32}
-        fields |= {k: jax.ShapeDtypeStruct((rows, length), x) for k, x in whole.items()}
+        fields |= {f"kl_{name}": fields[name] for name in _MISMATCHED}
     return fields

@@ -12,8 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -21,7 +19,7 @@ from dovetail_data.tokenizing.template_files import read_json, text_of
 from dovetail_models import save
 from dovetail_models.hf import safetensors
 from dovetail_stack.recipes.continuation import continuation
-from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, text_fields
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, pair_fields
 from dovetail_stack.recipes.record_options import Adapting, Rewarding
 from dovetail_train import Loss
 from dovetail_tune import RewardModel, reward_model
@@ -75,17 +73,8 @@ def rewarding_recipe(
         trainable=nnx.Any(base.trainable, head) if tuning.lora_rank else base.trainable,
         decoder=lambda model: model.decoder,
         finished=lambda model: RewardModel(base.finished(model.decoder), model.head),
-        fields=_fields(rewarding, tuning),
+        fields=pair_fields(tuning, *([rewarding.margin] if rewarding.margin else [])),
     )
-
-
-def _fields(rewarding: Rewarding, tuning: Adapting) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the fields of a batch, by shapes."""
-    rows = (tuning.global_batch,)
-    fields = text_fields(tuning) | {"pair_ids": jax.ShapeDtypeStruct(rows, jnp.int32)}
-    if rewarding.margin:
-        fields[rewarding.margin] = jax.ShapeDtypeStruct(rows, jnp.float32)
-    return fields
 
 
 def save_classifier(model: Any, path: Path, *, like: Path) -> None:

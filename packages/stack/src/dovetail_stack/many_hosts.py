@@ -8,6 +8,7 @@ hosts. Each call goes on from the newest checkpoint, as a launch by hand would.
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import signal
@@ -48,14 +49,13 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
         RuntimeError: The job failed more often than it may, or another process holds the run.
     """
     jax.config.update("jax_platforms", "cpu")  # the devices are for the ranks
-    is_local = not {"ray", "slurm"} & values.keys()
     stall_s = values.get("stall", STALL_S)
     with contextlib.ExitStack() as stack:
         if not out.is_file():  # which is refused below
             stack.enter_context(Run(out).locked())  # before a host, and before the run changes
         backend, devices = _backend(values), 1
         cluster = None
-        if not is_local:
+        if {"ray", "slurm"} & values.keys():  # their devices are counted there
             cluster = stack.enter_context(Cluster(backend, preload=PRELOAD))
             devices = min(cluster.map(_count_devices))
         numbers = allowed(values, out, hosts=backend.count, devices_per_host=devices)
@@ -72,9 +72,8 @@ def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
             if state == "suspended":
                 raise _SuspendedError
 
-        return _outcome(
-            lambda: cluster.run(rank, *arguments, elastic=elastic, watch=watch).value, out, recorder
-        )
+        run = functools.partial(cluster.run, rank, *arguments, elastic=elastic, watch=watch)
+        return _outcome(run, out, recorder)
 
 
 def allowed(
@@ -183,7 +182,7 @@ def _suspended_by_signals(cluster: Cluster) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _outcome(run: Callable[[], dict[str, Any]], out: Path, recorder: job.Recorder) -> bool:
+def _outcome(run: Callable[[], object], out: Path, recorder: job.Recorder) -> bool:
     """Runs the job and records its end. Raises the error of a rank as the launch raised it."""
     try:
         run()

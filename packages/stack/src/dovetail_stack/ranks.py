@@ -44,7 +44,7 @@ def rank(
     command: list[str],
     changes: dict[str, Any],
     phase_s: float,
-) -> dict[str, Any]:
+) -> None:
     """Makes a launch on a host. Every rank calls it.
 
     Args:
@@ -55,16 +55,13 @@ def rank(
         changes: Settings that a rewind has changed; see `dovetail_runs.Run.launch`.
         phase_s: Deadline of an evaluation or an export, in seconds.
 
-    Returns:
-        {"finished": bool}.
-
     Raises:
         RefusedError: The launch was refused.
     """
     _set_log(context.rank, debug="debug" in values)
     try:
         mesh = make_mesh(axes_of(values), dcn=values.get("dcn"), use_all=True)
-        finished = training.launch(
+        training.launch(
             values,
             out,
             mesh=mesh,
@@ -77,7 +74,6 @@ def rank(
         if refusal is None:
             raise
         raise refusal from error
-    return {"finished": finished}
 
 
 def _set_log(rank: int, *, debug: bool) -> None:

@@ -57,12 +57,7 @@ _LITTLE_BYTES = 1 << 20  # of records, encoded in less than a second
 
 
 def outlined(run: FromRecords, mesh: Mesh | AbstractMesh) -> Recipe:
-    """Returns the recipe before the records are read. Reads no weights.
-
-    Args:
-        run: Settings.
-        mesh: Devices, which may be absent.
-    """
+    """Returns the recipe on devices that may be absent. Reads neither records nor weights."""
     directory, config, _ = _opened(run)
     if isinstance(run, FromMessages):
         check_experts(config, ways=dict(mesh.shape).get("expert", 1))

@@ -83,12 +83,7 @@ def completed(run: S, out: Path) -> S:
 
 
 def changes(run: Settings, out: Path) -> dict[str, list[Any]]:
-    """Returns what the pending rewind adds to a launch's record: steps, before and after.
-
-    Args:
-        run: Settings of the launch.
-        out: Directory of the run, with its stored settings.
-    """
+    """Returns what the pending rewind adds to a launch's record: {name: [before, after]}."""
     assert run.rewind is not None
     made: dict[str, list[Any]] = {"step": [max(checkpoints(out), default=0), run.rewind.to]}
     before = load(out)

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     """Checks all that is asked for, loads the model and measures it."""
     from dovetail_data import Pretrained, check_ends
     from dovetail_models.hf.hub import resolve
+    from dovetail_stack import choices
+    from dovetail_stack.recipes.dialogue import template_of
     from dovetail_stack.recipes.engine import config_of, load
 
     _check(args)
@@ -91,7 +93,10 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         text = questions = None
         if args.choices:
-            questions = _questions(args, directory, tokenizer, config)
+            dialogue = Dialogue(template=args.template, date=args.date)
+            sizes = {"length": args.length or config.kv_length, "vocab_size": config.vocab_size}
+            template = functools.partial(template_of, directory, dialogue)
+            questions = choices.read(args.choices, tokenizer, template, **sizes)
         if args.text:
             text = _text(args, tokenizer, config, stack)
         elif not (args.choices or args.tasks):
@@ -204,17 +209,6 @@ def _measured(
         "tokens": round(score.tokens),
         **about,
     }
-
-
-def _questions(
-    args: argparse.Namespace, directory: Path, tokenizer: "Pretrained", config: "Config"
-) -> Any:
-    from dovetail_stack import choices
-    from dovetail_stack.recipes.dialogue import template_of
-
-    dialogue = Dialogue(template=args.template, date=args.date)
-    sizes = {"length": args.length or config.kv_length, "vocab_size": config.vocab_size}
-    return choices.read(args.choices, tokenizer, lambda: template_of(directory, dialogue), **sizes)
 
 
 def _chosen(

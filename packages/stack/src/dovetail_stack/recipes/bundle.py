@@ -223,7 +223,10 @@ def _step(root: Path, step: int | None) -> Path:
 def _restored(step: Path, model: nnx.Module, *, ema: bool) -> nnx.Module:
     """Returns a module like `model` with the arrays of a step."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    wanted, others = (jax.tree.map(_abstract, nnx.to_pure_dict(x)) for x in (params, rest))
+    wanted, others = (
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(tree))
+        for tree in (params, rest)
+    )
     if ema:
         averages = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), wanted)
         loaded = load(step, {"ema": averages}, item="train", rules=[only("ema.**")])["ema"]
@@ -235,10 +238,6 @@ def _restored(step: Path, model: nnx.Module, *, ema: bool) -> nnx.Module:
         loaded = load(step, {"rest": others}, item="train", rules=[only("rest.**")])
         nnx.replace_by_pure_dict(rest, loaded["rest"])
     return nnx.merge(graph, params, rest)
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _check_new(out: Path) -> None:

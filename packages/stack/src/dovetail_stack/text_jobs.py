@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
+from jaxtyping import Int
 
 from dovetail_data import (
     Pretrained,
@@ -16,22 +18,22 @@ from dovetail_data import (
     check_ends,
     hold_out_files,
     pack,
+    token_bytes,
 )
 from dovetail_models import Config
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
-from dovetail_stack.processes import say, shared
+from dovetail_stack.processes import is_first, say, shared
 from dovetail_stack.progress import Writing
 from dovetail_stack.recipes.continuation import continuation
 from dovetail_stack.recipes.distillation import distilling
 from dovetail_stack.recipes.engine import GREEDY, end_ids, suggestion
-from dovetail_stack.recipes.evaluation import bytes_of_ids
 from dovetail_stack.recipes.families import check_experts, config_for, config_of, read_keys
 from dovetail_stack.recipes.fitting import Recipe, attention
 from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_stack.recipes.text import Prepared, encode, opened, prepare, select
-from dovetail_stack.settings import Continue, Distil, FromText, Pretrain, S
+from dovetail_stack.settings import Continue, Distil, FromText, Pretrain, S, load
 from dovetail_train import BitsPerByte, lm_loss
 
 T = TypeVar("T", bound=FromText)
@@ -101,8 +103,16 @@ def job_of(run: FromText, out: Path, mesh: Mesh) -> Job:
     return _joined(run, text, _from_model(run, directory, config, mesh), out, like=directory)
 
 
-def with_ids(run: Pretrain, ids: int) -> Pretrain:
-    """Returns the settings with the ids that the text yielded, maybe fewer than asked for."""
+def with_ids(run: Pretrain, ids: int, out: Path) -> Pretrain:
+    """Returns the settings with the ids that the text yielded, maybe fewer than asked for.
+
+    Their number is stored, and no other setting: those hold once a step was made.
+
+    Args:
+        run: Settings.
+        ids: Ids of the tokenizer.
+        out: Directory of the run.
+    """
     wanted = run.vocabulary.vocab_size
     if ids == wanted:
         return run
@@ -111,7 +121,10 @@ def with_ids(run: Pretrain, ids: int) -> Pretrain:
         f"{ids}. For more, pass --text with more text."
     )
     vocabulary = dataclasses.replace(run.vocabulary, vocab_size=ids)
-    return dataclasses.replace(run, vocabulary=vocabulary, asked={"vocab_size": wanted})
+    replace: dict[str, Any] = {"vocabulary": vocabulary, "asked": {"vocab_size": wanted}}
+    if is_first():
+        dataclasses.replace(load(out), **replace).save(out)
+    return dataclasses.replace(run, **replace)
 
 
 def _joined(run: FromText, text: Prepared, recipe: Recipe, out: Path, *, like: Path) -> Job:
@@ -185,3 +198,12 @@ def _written(run: FromText, write: Any, out: Path, **options: Any) -> Prepared:
                 f"{run.files.skip}; for others, type the command anew with other options."
             )
             raise
+
+
+def bytes_of_ids(tokenizer: Pretrained) -> Int[np.ndarray, " V"] | None:
+    """Returns the bytes of text per id. Says why and returns None if the tokenizer lacks them."""
+    try:
+        return token_bytes(tokenizer)
+    except ValueError as error:
+        say(f"Bits per byte will not be measured: {error}")
+        return None

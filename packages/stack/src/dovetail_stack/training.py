@@ -58,7 +58,7 @@ def launch(
     Returns:
         False if it was stopped early. Its state is then saved.
     """
-    run = agreed(values, out, mesh)
+    run, axes = agreed(values, out, mesh), {k: n for k, n in mesh.shape.items() if n > 1}
     with contextlib.ExitStack() as stack:
 
         def begin() -> Launch:
@@ -69,7 +69,7 @@ def launch(
                 changes=changed,
                 command=["dovetail", *command],
                 seeds={"seed": run.training.seed},
-                devices=_described(mesh),
+                devices={**devices_of(mesh.devices.flat), "mesh": axes},
                 code=dovetail_stack.__file__,
                 generation=None if supervision is None else supervision.context.generation,
             )
@@ -84,12 +84,6 @@ def launch(
     return done
 
 
-def _described(mesh: Mesh) -> dict[str, Any]:
-    """Returns the devices of a mesh, for the record."""
-    axes = {axis: size for axis, size in mesh.shape.items() if size > 1}
-    return {**devices_of(mesh.devices.flat), "mesh": axes}
-
-
 class _Accepted:
     """A sink that stores changed settings once the trainer has accepted them.
 
@@ -102,14 +96,6 @@ class _Accepted:
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._run != load(self._out):
             self._run.save(self._out)
-
-
-def _store_ids(run: Pretrain, out: Path) -> None:
-    """Stores the number of ids, and no other setting: those hold once a step was made."""
-    stored = load(out)
-    if isinstance(stored, Pretrain) and stored.vocabulary != run.vocabulary:
-        replace = {"vocabulary": run.vocabulary, "asked": run.asked}
-        dataclasses.replace(stored, **replace).save(out)
 
 
 def execute(
@@ -136,9 +122,7 @@ def execute(
     """
     job = jobs_of(run).job_of(run, out, mesh)
     if isinstance(run, Pretrain) and job.ids is not None:
-        run = text_jobs.with_ids(run, job.ids)
-        if is_first():
-            _store_ids(run, out)
+        run = text_jobs.with_ids(run, job.ids, out)
     steps = run.duration.steps
     if steps is None:
         steps = first(_plan(run, job.recipe, job.rows))

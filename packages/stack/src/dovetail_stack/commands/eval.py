@@ -196,7 +196,8 @@ def _text(
 def _measured(
     model: "Decoder", tokenizer: "Pretrained", about: dict[str, Any], batches: Any, count: int
 ) -> dict[str, Any]:
-    from dovetail_stack.recipes.evaluation import bytes_of_ids, score_rows
+    from dovetail_stack.recipes.evaluation import score_rows
+    from dovetail_stack.text_jobs import bytes_of_ids
 
     sizes = bytes_of_ids(tokenizer)
     with tqdm(desc="text", total=count, unit="row") as bar:

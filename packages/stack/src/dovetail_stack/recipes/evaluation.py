@@ -12,9 +12,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from dovetail_data import Corpus, Pretrained, token_bytes
+from dovetail_data import Corpus
 from dovetail_models import Decoder
-from dovetail_stack.processes import say
 from dovetail_stack.recipes.fitting import attention
 from dovetail_train import lm_loss, rolling_loglikelihood
 
@@ -44,15 +43,6 @@ class RowsScore:
     def bits_per_byte(self) -> float | None:
         """The `eval/bits_per_byte` of training; None without bytes."""
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
-
-
-def bytes_of_ids(tokenizer: Pretrained) -> Int[np.ndarray, " V"] | None:
-    """Returns the bytes of text per id. Says why and returns None if the tokenizer lacks them."""
-    try:
-        return token_bytes(tokenizer)
-    except ValueError as error:
-        say(f"Bits per byte will not be measured: {error}")
-        return None
 
 
 def score_rows(

@@ -68,7 +68,7 @@ def report(
         return json.dumps(needs.json(), indent=2) if "json" in values else str(needs)
     assert target is not None
     say(f"Compiling the step for {target}, in a process of its own, for at most {compile_s:g} s")
-    build = functools.partial(step_on, run, axes, dcn)
+    build = functools.partial(_step_on, run, axes, dcn)
     program = compiled(build, target=target, timeout_s=compile_s, progress=_progress)
     if "json" in values:
         return json.dumps({**needs.json(), "compiled": program.json()}, indent=2)
@@ -86,17 +86,10 @@ def _progress(stage: str, seconds: float) -> None:
     say(f"  {seconds:.0f} s: {stage}")
 
 
-def step_on(
+def _step_on(
     run: Settings, axes: dict[str, int], dcn: dict[str, int] | None, devices: list[Any]
 ) -> Program:
-    """Returns the step of a run on a mesh of these devices, for their compiler.
-
-    Args:
-        run: Settings.
-        axes: Sizes of the mesh.
-        dcn: Slices along each axis that crosses slow links.
-        devices: JAX's devices, which may be absent.
-    """
+    """Returns the step of a run on a mesh of these devices, for their compiler."""
     mesh = mesh_of(**axes, devices=devices, dcn=dcn, allow_split_physical_axes=True)
     with accepting(run):
         return step_program(_recipe(run, mesh))

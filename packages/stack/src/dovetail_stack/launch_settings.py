@@ -10,7 +10,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
@@ -26,7 +26,6 @@ from dovetail_stack.settings import RECIPES, FromRecords, FromText, Settings
 # Left by a run that was killed while it wrote its settings, and by file managers.
 _HARMLESS = (f"{settings.FILE}.partial", lock.FILE, launch.FILE, ".DS_Store")
 _LISTED = 5  # other files in a message
-S = TypeVar("S", bound=Settings)
 
 
 def agreed(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
@@ -119,9 +118,25 @@ def decided(values: dict[str, Any], out: Path | None, mesh: Any) -> tuple[Settin
 
 
 def _created(values: dict[str, Any], mesh: Any) -> Settings:
+    """Returns the settings of a new run, checked. Writes nothing and reads no weights.
+
+    Raises ValueError if text or records, model, shape, batch or mesh do not fit.
+    """
     run = settings.new(values)
     with accepting(run):
-        return checked(run, mesh=mesh)
+        check_batch(run, mesh)
+        if isinstance(run, FromRecords):
+            record_jobs.check_files(run)  # before the model: a wrong name is the commonest mistake
+        run = text_jobs.with_keys(run)
+        recipe = jobs_of(run).outlined(run, mesh)  # reads the config of the model it begins from
+        recipe.outline()
+        recipe.trainer(1)
+        if isinstance(run, FromRecords):
+            _check_fields(recipe)
+            record_jobs.check(run)
+            return run
+        assert isinstance(run, FromText)
+        return text_jobs.checked(run)
 
 
 def _check_empty(out: Path) -> None:
@@ -199,34 +214,6 @@ def accepting(run: Settings) -> contextlib.AbstractContextManager[None]:
     if not any(run.accepted.values()):
         return contextlib.nullcontext()
     return dovetail_models.accepting(**run.accepted)
-
-
-def checked(run: S, *, mesh: Mesh) -> S:
-    """Checks the settings of a new run. Writes nothing and reads no weights.
-
-    Args:
-        run: Settings of a new run.
-        mesh: Devices of the first launch.
-
-    Returns:
-        The settings, with the names of files without text and the keys of a config.json.
-
-    Raises:
-        ValueError: Text or records, model, shape, batch or mesh do not fit.
-    """
-    check_batch(run, mesh)
-    if isinstance(run, FromRecords):
-        record_jobs.check_files(run)  # before the model: a wrong name is the commonest mistake
-    run = text_jobs.with_keys(run)
-    recipe = jobs_of(run).outlined(run, mesh)  # reads the config of the model that it begins from
-    recipe.outline()
-    recipe.trainer(1)
-    if isinstance(run, FromRecords):
-        _check_fields(recipe)
-        record_jobs.check(run)
-        return run
-    assert isinstance(run, FromText)
-    return text_jobs.checked(run)
 
 
 def _check_fields(recipe: Recipe) -> None:

@@ -48,8 +48,8 @@ def decoders() -> dict[str, Callable[..., Config]]:
         >>> sorted(decoders())[:3]
         ['deepseek_v2', 'deepseek_v3', 'gemma']
     """
-    hints = {name: typing.get_type_hints(build) for name, build in _builders().items()}
-    return {name: build for name, build in _builders().items() if hints[name]["return"] is Config}
+    builders = _builders().items()
+    return {name: b for name, b in builders if typing.get_type_hints(b)["return"] is Config}
 
 
 def _builders() -> dict[str, Callable[..., Any]]:

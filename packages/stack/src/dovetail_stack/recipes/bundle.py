@@ -91,8 +91,7 @@ def bundle_encoder(
     )
     digest = _digest_of(source, modules.folders)
     provenance = {"source": source.resolve().name, "files": f"sha256:{digest}"}
-    bundle = _exported(ready, batch_sizes, platforms, provenance, limit_s)
-    return bundle.save(out)
+    return _exported(ready, batch_sizes, platforms, provenance, limit_s).save(out)
 
 
 def bundle_run(
@@ -136,8 +135,7 @@ def bundle_run(
     digest = verified_digest(directory)
     module = _restored(directory, model, ema=ema)
     provenance = {"checkpoint": digest, "step": directory.name, "run": root.name}
-    bundle = _exported(serve(module), batch_sizes, platforms, provenance, limit_s)
-    return bundle.save(out)
+    return _exported(serve(module), batch_sizes, platforms, provenance, limit_s).save(out)
 
 
 def _exported(

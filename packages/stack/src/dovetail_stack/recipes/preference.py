@@ -69,10 +69,6 @@ def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
     return loss
 
 
-def _is_mismatched(preferring: Preferring) -> bool:
-    return preferring.loss == "kto" and preferring.kind in (None, KINDS["kto"])
-
-
 def preferring_recipe(
     directory: Path,
     preferring: Preferring,
@@ -94,6 +90,10 @@ def preferring_recipe(
     base = continuation(directory, tuning, mesh=mesh)
     reference = reference_of(preferring, tuning)
     twin = isinstance(reference, tune.Frozen)
+    mismatched = preferring.loss == "kto" and preferring.kind in (None, KINDS["kto"])
+    fields = pair_fields(tuning, *([FIELD] if isinstance(reference, tune.Field) else []))
+    if mismatched:
+        fields |= {f"kl_{name}": fields[name] for name in _MISMATCHED}
 
     def decoder(module: Any) -> Decoder:
         return module.trained if twin else module
@@ -116,8 +116,8 @@ def preferring_recipe(
         operations=operations,
         decoder=decoder,
         finished=lambda module: base.finished(decoder(module)),
-        fields=_fields(preferring, tuning, field=isinstance(reference, tune.Field)),
-        batches=tune.with_mismatched if _is_mismatched(preferring) else base.batches,
+        fields=fields,
+        batches=tune.with_mismatched if mismatched else base.batches,
     )
 
 
@@ -125,13 +125,3 @@ def _again(model: Decoder) -> Decoder:
     """Returns another module over the same arrays. The trainer copies them."""
     graph, state = nnx.split(model)
     return nnx.merge(graph, jax.tree.map(lambda x: x, state))
-
-
-def _fields(
-    preferring: Preferring, tuning: Adapting, *, field: bool
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the fields of a batch, by shapes."""
-    fields = pair_fields(tuning, *([FIELD] if field else []))
-    if _is_mismatched(preferring):
-        fields |= {f"kl_{name}": fields[name] for name in _MISMATCHED}
-    return fields

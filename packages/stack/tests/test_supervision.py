@@ -20,9 +20,6 @@ class Rank:
         finally:
             self.log.append(f"end {name}")
 
-    def store(self, store):
-        return "phase", store
-
 
 class Plain:
     every = 3
@@ -69,10 +66,6 @@ def test_each_call_of_a_hook_is_a_phase_with_its_deadline():
     rank.log.clear()
     assert _run(long) == {"b": 2.0}
     assert rank.log == ["begin Long 90", "part 0", "part 1", "part 2", "end Long"]
-
-
-def test_saves_are_a_phase_of_the_rank():
-    assert Supervision(Rank(), 90.0).wrap("store") == ("phase", "store")
 
 
 def test_an_interrupted_hook_ends_its_phase():

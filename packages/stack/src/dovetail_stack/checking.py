@@ -17,7 +17,7 @@ from dovetail_data import Rows, batches
 from dovetail_stack import record_jobs
 from dovetail_stack.launch_options import CHECKED_ROWS
 from dovetail_stack.launch_settings import accepting, decided
-from dovetail_stack.recipes.records import longest, opened_corpora
+from dovetail_stack.recipes.records import opened_corpora
 from dovetail_stack.settings import FromRecords
 from dovetail_tune import explain
 
@@ -44,12 +44,13 @@ def checked(values: dict[str, Any], out: Path | None, *, mesh: Mesh) -> str:
         rows = record_jobs.rows_of(run, corpora.train)
         shown = rows.batch(np.arange(min(CHECKED_ROWS // rows.unit, len(rows))))
         explanation = explain(shown, tokenizer=record_jobs.tokenizer_of(run), rows=CHECKED_ROWS)
+        sides = (corpora.train, corpora.held_out)
         totals = {
             "records": len(corpora.train),
             "held_out": len(corpora.held_out),
-            "dropped": corpora.train.dropped + corpora.held_out.dropped,
-            "corrupt": len(corpora.train.corrupt) + len(corpora.held_out.corrupt),
-            "longest_tokens": longest(corpora),
+            "dropped": sum(side.dropped for side in sides),
+            "corrupt": sum(len(side.corrupt) for side in sides),
+            "longest_tokens": max(int(side.lengths.max()) for side in sides),
             "rows": len(rows) * rows.unit,
             "length": rows.length,
             "fill": rows.fill,

@@ -29,10 +29,6 @@ class Supervision:
         """Names work without steps in a report on a stuck job, and gives its deadline."""
         return self.context.phase(name, stall_s=self.phase_s)
 
-    def wrap(self, store: Any) -> Any:
-        """Returns the store with its saves in a phase: they may take longer than a step."""
-        return self.context.store(store)
-
     def in_phases(self, hooks: Sequence[Hook]) -> list[Hook]:
         """Returns the hooks, each call of them in a phase. Those with a state stay as they are."""
         return [hook if isinstance(hook, Stateful) else _InPhase(hook, self) for hook in hooks]

@@ -12,14 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int
 
-from dovetail_data import (
-    Pretrained,
-    TextSelection,
-    check_ends,
-    hold_out_files,
-    pack,
-    token_bytes,
-)
+from dovetail_data import Pretrained, TextSelection, check_ends, hold_out_files, pack, token_bytes
 from dovetail_models import Config
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job

@@ -143,7 +143,7 @@ def execute(
         options["leave_out"] = [range(first, end) for first, end in run.leave_out]
         options["before"] = lambda module: _sample(job, module, step=0)
         if supervision is not None:
-            options["wrap"] = supervision.wrap
+            options["wrap"] = supervision.context.store
         sinks = [_Accepted(run, out), *sinks]
         with _typed_advice(out, steps):
             module, result = fit(recipe, job.rows, out, sinks=sinks, **options)

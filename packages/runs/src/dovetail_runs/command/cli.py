@@ -27,16 +27,18 @@ from dovetail_runs.summary import summary
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the actions to `parser`. Pass the parsed arguments to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, declare in (
-        ("list", _list),
-        ("show", _show),
-        ("compare", _compare),
-        ("watch", _watch),
-        ("export", _export),
-        ("note", _note),
-        ("tag", _tag),
+    for name, declare, act in (
+        ("list", _list, _print_list),
+        ("show", _show, _print_run),
+        ("compare", _compare, _print_comparison),
+        ("watch", _watch, _serve),
+        ("export", _export, _write_export),
+        ("note", _note, _add_note),
+        ("tag", _tag, _set_tags),
     ):
-        add_action(actions, name, declare)
+        action = add_action(actions, name, declare)
+        add_json(action)
+        action.set_defaults(act=act)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,24 +68,18 @@ def _list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tag", dest="tags", action="append", default=[], help="runs with this tag; repeat it"
     )
-    add_json(parser)
-    parser.set_defaults(act=_print_list)
 
 
 def _show(parser: argparse.ArgumentParser) -> None:
     """Show a run: settings, every launch with its versions, evaluations, figures, notes."""
     _add_run(parser)
     _add_html(parser)
-    add_json(parser)
-    parser.set_defaults(act=_print_run)
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     """Compare runs: differing settings, losses at common steps, evaluations, speed."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="runs, two or more")
     _add_html(parser)
-    add_json(parser)
-    parser.set_defaults(act=_print_comparison)
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +91,6 @@ def _watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="seconds between readings (5)"
     )
-    add_json(parser)
-    parser.set_defaults(act=_serve)
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
@@ -107,16 +101,12 @@ def _export(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="a new directory of the program"
     )
     parser.add_argument("--project", default="runs", metavar="NAME", help="project of W&B (runs)")
-    add_json(parser)
-    parser.set_defaults(act=_write_export)
 
 
 def _note(parser: argparse.ArgumentParser) -> None:
     """Add a note to a run; also while it is running."""
     _add_run(parser)
     parser.add_argument("text", metavar="TEXT", help="the note, in quotes")
-    add_json(parser)
-    parser.set_defaults(act=_add_note)
 
 
 def _tag(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +114,6 @@ def _tag(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument("tags", nargs="+", metavar="TAG", help="words without blanks")
     parser.add_argument("--remove", action="store_true", help="remove them")
-    add_json(parser)
-    parser.set_defaults(act=_set_tags)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

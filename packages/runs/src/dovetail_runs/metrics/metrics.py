@@ -172,10 +172,6 @@ class Metrics:
         columns = {n: column for n, column in self.lines.columns.items() if n not in names}
         return replace(self, lines=replace(self.lines, columns=columns))
 
-    def last_time_s(self) -> float | None:
-        """Returns the Unix time of the last line; None without lines."""
-        return float(self.lines.times_s[-1]) if len(self) else None
-
 
 def read_metrics(path: str | Path) -> Metrics:
     """Reads a file of a launch, or of `dovetail_train.Jsonl`; also while it grows.

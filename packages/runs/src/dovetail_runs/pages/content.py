@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_runs.metrics.metrics import Curve, Metrics
+from dovetail_runs.metrics.metrics import Metrics
 from dovetail_runs.pages import curves
 from dovetail_runs.pages.media import heat_charts, media_html
 from dovetail_runs.pages.section import Section
@@ -93,7 +93,8 @@ def _chart(name: str, read: Mapping[str, Metrics], most: int) -> dict[str, Any]:
                 str(level): _json(*curves.median(curve, level, max(6, most // 4)))
                 for level in curves.LEVELS
             }
-        lines.append(line | {"count": len(curve), "lost": _not_finite(curve)})
+        lost = int((~np.isfinite(curve.values)).sum())
+        lines.append(line | {"count": len(curve), "lost": lost})
     group = _group(name)
     of_chart = {"name": name, "title": words(name), "group": group, "from_zero": group == _SPEED}
     return {**of_chart, "lines": lines}
@@ -118,7 +119,3 @@ def _json(steps: np.ndarray, values: np.ndarray) -> list[list[Any]]:
     """Returns [steps, values] with 5 digits; None for NaN."""
     rounded = [None if math.isnan(v) else float(f"{v:.5g}") for v in values.tolist()]
     return [steps.tolist(), rounded]
-
-
-def _not_finite(curve: Curve) -> int:
-    return int((~np.isfinite(curve.values)).sum())

@@ -29,7 +29,7 @@ def media_html(runs: Mapping[str, Run]) -> str:
         for series in _series(run.media, Text | Image):
             shown, blocks = _some(series, _SHOWN), []
             for medium in shown:
-                block = _image(medium) if isinstance(medium, Image) else _text(medium)
+                block = _block(medium)
                 if len(block) > left:
                     block = "left out of a page of this size"
                 left -= len(block)
@@ -74,16 +74,15 @@ def _some(series: Sequence[Medium], most: int) -> list[Medium]:
     return [series[place] for place in places]
 
 
-def _text(medium: Medium) -> str:
-    assert isinstance(medium, Text)
-    return f"<pre>{escape(medium.text)}</pre>"
-
-
-def _image(image: Image) -> str:
-    if not image.file.is_file():
+def _block(medium: Medium) -> str:
+    """Returns a text or an image as HTML."""
+    if isinstance(medium, Text):
+        return f"<pre>{escape(medium.text)}</pre>"
+    assert isinstance(medium, Image)
+    if not medium.file.is_file():
         return "the file is missing"
-    data = base64.b64encode(image.file.read_bytes()).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{escape(image.name)}">'
+    data = base64.b64encode(medium.file.read_bytes()).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{escape(medium.name)}">'
 
 
 def _heat(some: Sequence[Histogram]) -> dict[str, list[Any]]:

@@ -95,10 +95,6 @@ def _hosts(run: Run) -> dict[str, Any]:
     }
 
 
-def _notes(run: Run) -> dict[str, str]:
-    return {note.time: note.text for note in run.notes}
-
-
 def _launch(begun: Mapping[str, Any]) -> dict[str, Any]:
     devices, git = begun.get("devices") or {}, (begun.get("git") or {}).get("code") or {}
     facts = {

@@ -11,19 +11,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from dovetail_checkpoint.cli import add_arguments
+from dovetail_checkpoint.cli import add_arguments as add
 from dovetail_checkpoint.cli import run as run_action
 from dovetail_stack.model_directory import RUN_FILE
-from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Bytes
 from dovetail_stack.recipes.options import CHECKPOINTS
 
+__all__ = ["add", "run"]
 PARAMETERS = "params"  # the tree of a step that diff and convert take
-
-
-def add(parser: Parser) -> None:
-    """Declares the library's own arguments."""
-    add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,15 +8,11 @@ The command `python -m dovetail_data` with a progress bar.
 import argparse
 import functools
 
-from dovetail_data.command.cli import add_arguments
+from dovetail_data.command.cli import add_arguments as add
 from dovetail_data.command.cli import run as run_action
-from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Writing
 
-
-def add(parser: Parser) -> None:
-    """Declares the library's own arguments."""
-    add_arguments(parser)
+__all__ = ["add", "run"]
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,13 +6,7 @@ The command `python -m dovetail_runs`. It reads files of the runs only, touches 
 may still be running.
 """
 
-import argparse
-
-from dovetail_runs.command.cli import add_arguments, run
+from dovetail_runs.command.cli import add_arguments as add
+from dovetail_runs.command.cli import run
 
 __all__ = ["add", "run"]
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the library's own arguments."""
-    add_arguments(parser)

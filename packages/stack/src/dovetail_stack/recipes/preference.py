@@ -18,13 +18,7 @@ import dovetail_tune as tune
 from dovetail_models import Decoder, abstract
 from dovetail_stack.recipes.continuation import continuation
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, pair_fields, step_flops
-from dovetail_stack.recipes.record_options import (
-    BETAS,
-    KINDS,
-    WITH_REFERENCE,
-    Adapting,
-    Preferring,
-)
+from dovetail_stack.recipes.record_options import BETAS, KINDS, WITH_REFERENCE, Adapting, Preferring
 from dovetail_stack.recipes.reference import FIELD
 from dovetail_stack.recipes.twin import DecoderTwin
 

@@ -135,11 +135,6 @@ def opened_corpora(directory: Path) -> Corpora:
     return Corpora(train=Corpus(directory / "train"), held_out=Corpus(directory / "held_out"))
 
 
-def longest(corpora: Corpora) -> int:
-    """Returns the number of ids of the longest record."""
-    return max(int(side.lengths.max()) for side in (corpora.train, corpora.held_out))
-
-
 def check_fit(
     corpora: Corpora,
     sides: tuple[Source, Source],

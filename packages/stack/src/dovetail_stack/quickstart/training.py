@@ -128,5 +128,5 @@ def compare_generations(metrics: Path) -> Resume:
         killed_after=max(first),
         resumed_from=min(second),
         repeated=len(both),
-        equal=sum(first[step] == second[step] for step in both),
+        equal=sum(repr(first[step]) == repr(second[step]) for step in both),  # NaN too
     )

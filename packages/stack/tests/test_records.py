@@ -10,7 +10,6 @@ from dovetail_stack.recipes.records import (
     RecordsError,
     check_fit,
     encode,
-    longest,
     opened,
     opened_corpora,
 )
@@ -81,7 +80,8 @@ def test_the_longest_record_is_named_whatever_its_side(tmp_path, on):
     file = _file(tmp_path, lines, "long.jsonl")
     sides = hold_out(opened([file]), share=0.3)
     corpora = _encoded(sides, tmp_path / "c")
-    assert longest(corpora) == 52  # bos and eos
+    lengths = [int(side.lengths.max()) for side in (corpora.train, corpora.held_out)]
+    assert max(lengths) == 52  # bos and eos
     check_fit(corpora, sides, length=51, positions=99)
     place = f"long.jsonl:{lines.index(long) + 1}"
     with pytest.raises(RecordsError, match=rf"length=50 and 1 longer .*{place} of 51 .*length=51$"):

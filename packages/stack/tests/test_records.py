@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dovetail_data import Bytes, Corrupt, Text, hold_out, records
-from dovetail_data.splitting.held_out import number_of
+from dovetail_data.held_out import number_of
 from dovetail_stack.recipes.records import (
     RecordsError,
     check_fit,

@@ -42,6 +42,7 @@ from dovetail_data.corpus.verifying import IntegrityReport, verify
 from dovetail_data.damage import DamageError
 from dovetail_data.encode import Chat, Contrast, Document, Encoder, Image, Preference, Prompt, Text
 from dovetail_data.encode.vocabulary import check_ends, foreign_id, within
+from dovetail_data.held_out import hold_out
 from dovetail_data.mixture.mix import Mixture, mix
 from dovetail_data.mixture.stage import Stage
 from dovetail_data.record import Field, ids, values
@@ -67,8 +68,7 @@ from dovetail_data.sources import (
     text,
     tfds,
 )
-from dovetail_data.splitting.held_out import hold_out
-from dovetail_data.splitting.text_files import TextSelection, hold_out_files, select_text
+from dovetail_data.sources.text import TextSelection, hold_out_files, select_text
 from dovetail_data.tokenizing.template import Rendered, Template
 from dovetail_data.tokenizing.token_bytes import token_bytes, vocabulary_bytes
 from dovetail_data.tokenizing.tokenizer import (

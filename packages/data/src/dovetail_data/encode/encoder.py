@@ -70,11 +70,10 @@ class Encoder(Protocol):
         ...
 
 
-def require_encoder(encoder: object) -> None:
-    """Raises TypeError unless `encoder` is one. The usual mistake is to pass a class."""
-    if isinstance(encoder, type) or not isinstance(encoder, Encoder):
-        remedy = "Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
-        raise wrong("encoder", "an Encoder", encoder, remedy)
+def wrong_encoder(encoder: object) -> TypeError:
+    """Returns the error for what is no encoder. The usual mistake is to pass a class."""
+    remedy = "Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
+    return wrong("encoder", "an Encoder", encoder, remedy)
 
 
 @runtime_checkable

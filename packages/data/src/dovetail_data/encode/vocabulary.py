@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from dovetail_data._arguments import require_integer
-from dovetail_data.encode.encoder import Document, Encoder, require_encoder
+from dovetail_data.encode.encoder import Document, Encoder, wrong_encoder
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizing.tokenizer import Pretrained, Tokenizer
@@ -92,7 +92,8 @@ def within(encoder: Encoder, *, vocab_size: int | None) -> Encoder:
         >>> within(Text(Bytes()), vocab_size=200).layout["tokens"].vocab_size
         200
     """
-    require_encoder(encoder)
+    if isinstance(encoder, type) or not isinstance(encoder, Encoder):
+        raise wrong_encoder(encoder)
     if vocab_size is None:
         return encoder
     require_integer("vocab_size", vocab_size, "Pass the rows of the model's embedding.", least=1)

@@ -1,16 +1,26 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text files, one record each."""
+"""Text files: selected below a directory, split into train and held-out, read one record each.
 
+The split depends only on the paths below the directory, so a new file moves no other.
+"""
+
+import codecs
 import dataclasses
-from collections.abc import Iterator
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Literal, get_args
 
 from dovetail_data import _elsewhere
+from dovetail_data._arguments import require_path
 from dovetail_data.sources import _files, compression
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 Errors = Literal["strict", "replace"]
+_BINARY_BYTES = 8000  # at the beginning of a file, in which git looks for a NUL
+_BLOCK_BYTES = 1 << 20  # read at once
 
 
 @_elsewhere.source
@@ -83,3 +93,162 @@ class TextFiles(_files.Listed):
 
     def locate(self, part: Part, i: int) -> str:
         return part.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextSelection:
+    """Text files below a directory. `str` counts them and the skipped ones.
+
+    Attributes:
+        files: Sorted paths.
+        skipped: Names, relative to the directory, of files without UTF-8 text.
+        counts: Number of skipped files by reason.
+    """
+
+    files: list[Path]
+    skipped: tuple[str, ...]
+    counts: dict[str, int]
+
+    def __repr__(self) -> str:
+        return f"TextSelection({self})"
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
+        skipped = f"{sum(self.counts.values())} skipped" + (f" ({reasons})" if reasons else "")
+        return f"{len(self.files)} files of text, {skipped}"
+
+
+@_elsewhere.call
+def select_text(
+    directory: str | Path,
+    *,
+    pattern: str = "**/*",
+    skip: Sequence[str] = (),
+    skipped: Sequence[str] | None = None,
+) -> TextSelection:
+    """Selects the files of UTF-8 text below a directory, for `text`. There may be none.
+
+    Skips hidden files and folders (.git, .DS_Store), `__pycache__`, files with a NUL byte near
+    their beginning (git's test for binary files), and files that are not UTF-8. Compressed files
+    are read as `text` reads them.
+
+    Args:
+        directory: Root of the files.
+        pattern: Glob below it.
+        skip: Names of folders to leave out.
+        skipped: `skipped` of an earlier selection, so that a later one has the same files. None:
+            read every file.
+
+    Raises:
+        ValueError: `directory` is not a directory.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> Path("mixed").mkdir()
+        >>> _ = Path("mixed/a.txt").write_text("To be"), Path("mixed/b.png").write_bytes(b"\\0")
+        >>> select_text("mixed")
+        TextSelection(1 files of text, 1 skipped (1 binary))
+    """
+    root = require_path("directory", directory)
+    if not root.is_dir():
+        came = "a file" if root.exists() else "which does not exist"
+        raise ValueError(
+            f"directory must be a directory: got directory={str(root)!r}, {came}. Pass one with "
+            "text files, or files to text(...)."
+        )
+    counts: Counter[str] = Counter()
+    paths: list[Path] = []
+    for path in sorted(path for path in root.glob(pattern) if path.is_file()):
+        names = path.relative_to(root).parts
+        if any(name in skip for name in names):
+            continue
+        if any(name.startswith(".") for name in names):
+            counts["hidden"] += 1
+        elif "__pycache__" in names:
+            counts["in __pycache__"] += 1
+        else:
+            paths.append(path)
+    files, foreign = [], []
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        reason = _foreign(path) if skipped is None else "without text" * (name in skipped)
+        if reason:
+            counts[reason] += 1
+            foreign.append(name)
+        else:
+            files.append(path)
+    return TextSelection(files=files, skipped=tuple(foreign), counts=dict(counts))
+
+
+def _foreign(path: Path) -> str:
+    """Returns the reason to skip a file; empty for text."""
+    if compression.disguise(str(path)):
+        return "binary"
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with compression.open_file(str(path)) as stream:
+            block = stream.read(_BLOCK_BYTES)
+            if b"\0" in block[:_BINARY_BYTES]:
+                return "binary"
+            while block:
+                decoder.decode(block)
+                block = stream.read(_BLOCK_BYTES)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except compression.Damaged:
+        return "damaged"
+    return ""
+
+
+@_elsewhere.hold_out
+def hold_out_files(
+    files: Sequence[str | Path], *, root: str | Path, share: float
+) -> tuple[list[Path], list[Path]]:
+    """Splits files into (train, held out) by a hash of their paths below `root`.
+
+    Add files, and all others stay on their side.
+
+    Args:
+        files: At least two.
+        root: Directory above the files.
+        share: Share of the files to hold out, in (0, 1). At least one is on each side.
+
+    Raises:
+        ValueError: There are fewer than two files, one is not below `root`, or `share` is outside
+            (0, 1).
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> files = [Path(f"texts/{n}.txt") for n in range(5)]
+        >>> train, held_out = hold_out_files(files, root="texts", share=0.2)
+        >>> [path.name for path in held_out]
+        ['1.txt', '2.txt']
+    """
+    check_share(share)
+    if len(files) < 2:
+        raise ValueError(
+            f"a split into train and held-out needs at least 2 files, got {len(files)}: add files, "
+            "or cut the text into several"
+        )
+    paths = list(map(Path, files))
+    numbers = {path: fraction_of(path.relative_to(root).as_posix().encode()) for path in paths}
+    held = {path for path in paths if numbers[path] < share}
+    if not held:
+        held = {min(paths, key=numbers.__getitem__)}
+    elif len(held) == len(paths):
+        held.remove(max(paths, key=numbers.__getitem__))
+    return sorted(set(paths) - held), sorted(held)
+
+
+def fraction_of(content: bytes) -> float:
+    """Returns a number in [0, 1) that depends only on `content`."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / 2**48
+
+
+def check_share(share: float) -> None:
+    """Raises ValueError unless a share lies in (0, 1)."""
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1: got share={share}. Pass share=0.05.")

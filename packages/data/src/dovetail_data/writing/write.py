@@ -40,7 +40,7 @@ from dovetail_data.corpus.ledger import (
     tidy,
 )
 from dovetail_data.corpus.tokenizer_files import save_tokenizer
-from dovetail_data.encode.encoder import Encoder, require_encoder
+from dovetail_data.encode.encoder import Encoder, wrong_encoder
 from dovetail_data.record import Codec
 from dovetail_data.sources.source import Part, Source
 from dovetail_data.writing import ray as _ray
@@ -148,7 +148,8 @@ def write(
         require_integer(name, value, f"Pass {least} or more.", least=least)
     check_hosts(hosts, ray, workers)
     require_source(source)
-    require_encoder(encoder)
+    if isinstance(encoder, type) or not isinstance(encoder, Encoder):
+        raise wrong_encoder(encoder)
     if progress is not None and not callable(progress):
         raise wrong("progress", "a function", progress, "Pass one that takes a Progress, or None.")
     parts = source.parts()

@@ -153,7 +153,9 @@ def encode(
         workers: Processes that tokenize.
         progress: Receives "train" or "held_out", and the writer's event.
     """
-    encoder = within(Text(tokenizer), vocab_size=vocab_size)
+    encoder = Text(tokenizer)
+    if vocab_size is not None:
+        encoder = within(encoder, vocab_size=vocab_size)
     corpora = {}
     for name, files in {"train": train, "held_out": held_out}.items():
         report = progress and functools.partial(progress, name)

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from dovetail_data import Corrupt, hold_out, jsonl, parquet
-from dovetail_data.splitting.held_out import number_of
+from dovetail_data.held_out import number_of
 
 RECORDS = [{"text": f"record {i}", "n": i * i} for i in range(40)]
 

@@ -19,7 +19,7 @@ import numpy as np
 from dovetail_data import _elsewhere
 from dovetail_data._arguments import require_source
 from dovetail_data.sources.source import Corrupt, Part, Record, Source
-from dovetail_data.splitting.hashes import check_share, fraction_of
+from dovetail_data.sources.text import check_share, fraction_of
 from dovetail_data.tokenizing.message_keys import without_nulls
 
 Form: TypeAlias = Callable[[Record], Record | Corrupt]

@@ -1,3 +1,0 @@
-# Copyright 2026 The Dovetail Authors
-# SPDX-License-Identifier: Apache-2.0
-"""Splits into train and held-out."""

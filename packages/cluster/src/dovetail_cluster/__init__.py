@@ -12,7 +12,8 @@
 - Checkpoints in the hosts' memory: `LocalTier` over a `DurableStore`
 - Time between checkpoints: `Advice` of a tier, `advised_interval_s` for any store
 - How a job meets failures: `Elastic`
-- Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
+- Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`,
+  `ArrayCopy`
 - Errors: `JobError`, `RankError`, `StallError`, `HostsError`, `BuildError`
 """
 
@@ -21,7 +22,15 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from dovetail_cluster._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_cluster._suggestions import public_names as _public_names
-from dovetail_cluster.absent import Compiled, Devices, Traffic, compiled, devices, search
+from dovetail_cluster.absent import (
+    ArrayCopy,
+    Compiled,
+    Devices,
+    Traffic,
+    compiled,
+    devices,
+    search,
+)
 from dovetail_cluster.backends.env import Env
 from dovetail_cluster.backends.local import Local
 from dovetail_cluster.backends.ray import Ray
@@ -63,6 +72,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Compiled",
     "Devices",
     "Traffic",
+    "ArrayCopy",
     # Errors
     "JobError",
     "RankError",

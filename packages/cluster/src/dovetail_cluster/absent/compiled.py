@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 
 from dovetail_cluster.absent.count import Traffic
+from dovetail_cluster.absent.launches import ArrayCopy
 from dovetail_cluster.absent.targets import Devices, check_description
 from dovetail_cluster.absent.worker import ANSWER, COMMAND, REQUEST, Answer, Request, environment
 from dovetail_cluster.errors import BuildError
@@ -58,6 +59,10 @@ class Compiled:
         collectives: Traffic by kind, such as "all-gather".
         unknown_loops: Loops with collectives whose number of rounds is not known. Collectives in
             them are counted once.
+        launches: Kernels and copies that a GPU is given, as are the next three; None for others.
+        host_syncs: Loops without a known number of rounds, and conditionals: the host waits there.
+        bytes_outside_products: Bytes moved by launches that multiply no matrices.
+        widest_copies: The largest arrays written although an operand has their elements already.
         flops: FLOPs of the program on all devices, if the built object counts them.
         mesh: Sizes of the axes above 1.
         lower_s: Seconds of `build`, tracing and lowering.
@@ -77,6 +82,10 @@ class Compiled:
     executable_bytes: int | None = None
     collectives: Mapping[str, tuple[Traffic, ...]] = dataclasses.field(default_factory=dict)
     unknown_loops: int = 0
+    launches: int | None = None
+    host_syncs: int | None = None
+    bytes_outside_products: int | None = None
+    widest_copies: tuple[ArrayCopy, ...] = ()
     flops: float | None = None
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
     lower_s: float | None = None
@@ -129,6 +138,7 @@ class Compiled:
         }
         sizes = {"peak_bytes": self.peak_bytes, "device_bytes": self.device_bytes}
         changed = {"target": str(self.target), "collectives": collectives, "bound_s": self.bound_s}
+        changed["widest_copies"] = [dataclasses.asdict(copy) for copy in self.widest_copies]
         plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in fields.items()}
         return {**plain, **sizes, **changed}
 
@@ -150,6 +160,10 @@ class Compiled:
         if self.bound_s is not None:
             each = "" if self.items is None else f", {self.bound_s / self.items:.4g} s an item"
             sizes["least time"] = f"{self.bound_s:.4g} s a step{each}"
+        if self.launches is not None:
+            moved = _size(self.bytes_outside_products)
+            sizes["launches"] = f"{self.launches}, {moved} outside products"
+            sizes["host waits"] = f"{self.host_syncs}, at loops of unknown length and conditionals"
         lines += [f"  {name:<20}{value}" for name, value in sizes.items()]
         rows = [
             f"  {kind:<20}{entry.count:>6} x  {_size(entry.bytes):>11}  "

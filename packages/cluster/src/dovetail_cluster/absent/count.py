@@ -89,25 +89,27 @@ class Text:
     """The text of a compiled program, by computation.
 
     Attributes:
+        computations: Operations of each computation, by its name.
+        entry: Name of the computation that is called.
         unknown_loops: Loops with collectives whose number of rounds is not known. They count once.
     """
 
     def __init__(self, text: str):
         self.unknown_loops = 0
-        self._computations: dict[str, list[Operation]] = {}
-        self._entry = name = ""
+        self.computations: dict[str, list[Operation]] = {}
+        self.entry = name = ""
         for line in text.splitlines():
             if head := _HEAD.match(line):
                 name = head[2]
-                self._computations[name] = []
-                self._entry = name if head[1] else self._entry
-            elif self._computations and (match := _LINE.match(line)):
+                self.computations[name] = []
+                self.entry = name if head[1] else self.entry
+            elif self.computations and (match := _LINE.match(line)):
                 root, *words = match.groups()
-                self._computations[name].append(Operation(words[0], root is not None, *words[1:]))
+                self.computations[name].append(Operation(words[0], root is not None, *words[1:]))
         self._partitions = int((re.search(r"num_partitions=(\d+)", text) or [0, 1])[1])
         self._started = {
             channel
-            for operations in self._computations.values()
+            for operations in self.computations.values()
             if any('custom_call_target="AsyncCollectiveStart"' in o.rest for o in operations)
             for channel in map(_channel, operations)
             if channel
@@ -116,9 +118,9 @@ class Text:
     def collectives(self) -> list[Call]:
         """Returns the collectives, in the order of the text."""
         times: collections.Counter[str] = collections.Counter()
-        self._visit(self._entry, 1, times)
+        self._visit(self.entry, 1, times)
         calls = []
-        for name, operations in self._computations.items():
+        for name, operations in self.computations.items():
             for operation in operations if times[name] else ():
                 call = self._call(operation, operations, times[name])
                 calls += [] if call is None else [call]
@@ -126,25 +128,25 @@ class Text:
 
     def _visit(self, name: str, rounds: int, times: collections.Counter[str]) -> None:
         times[name] += rounds
-        operations = self._computations.get(name, [])
+        operations = self.computations.get(name, [])
         for operation in operations:
             if operation.op in ("async-update", "async-done"):
                 continue  # of what async-start has called
             factor = 1
             if operation.op == "while":
-                known = self._rounds(operation, operations)
+                known = self.rounds(operation, operations)
                 self.unknown_loops += known is None and self._talks(operation.attribute("body"))
                 factor = 1 if known is None else known
-            for callee in _callees(operation):
+            for callee in callees(operation):
                 self._visit(callee, rounds * factor, times)
 
     def _talks(self, name: str) -> bool:
         """Tests for collectives in a computation and its callees."""
         return any(
-            _kind(o) or any(map(self._talks, _callees(o))) for o in self._computations.get(name, [])
+            _kind(o) or any(map(self._talks, callees(o))) for o in self.computations.get(name, [])
         )
 
-    def _rounds(self, loop: Operation, around: Sequence[Operation]) -> int | None:
+    def rounds(self, loop: Operation, around: Sequence[Operation]) -> int | None:
         """Returns how often a loop runs, None if the text does not say so."""
         if known := _TRIPS.search(loop.rest):
             return int(known[1])
@@ -167,9 +169,9 @@ class Text:
         return None if value is None else max(0, limits[0] - value)
 
     def _inlined(self, name: str) -> list[Operation]:
-        operations = self._computations.get(name, [])
-        callees = [callee for operation in operations for callee in _callees(operation)]
-        return operations + [o for callee in callees for o in self._inlined(callee)]
+        operations = self.computations.get(name, [])
+        called = [callee for operation in operations for callee in callees(operation)]
+        return operations + [o for callee in called for o in self._inlined(callee)]
 
     def _call(self, operation: Operation, around: list[Operation], times: int) -> Call | None:
         if operation.op == "recv" and (target := _TARGET.search(operation.rest)):
@@ -177,14 +179,14 @@ class Text:
             # Slices are numbered from 1 there.
             slices = tuple(int(number) - 1 for number in target[1].split(","))
             name = "transfer" if kind is None else kind[1].lower().replace("_", "-")
-            received = _elements(operation.result)[0]
+            received = elements(operation.result)[0]
             return Call(name, times, result_bytes(received), (), slices)
         kind = _kind(operation)
         if not kind or self._repeats(operation, around):
             return None
         result = operation.result
         if operation.op.endswith("-start") and kind != "all-reduce":
-            result = _elements(result)[1]  # the first is what is sent
+            result = elements(result)[1]  # the first is what is sent
         root = next((o for o in around if o.root), operation)
         if root.op == "dynamic-slice" and root.operands()[0] == operation.name:
             kind, result = "reduce-scatter", root.result  # of an all-reduce in one fusion
@@ -205,7 +207,7 @@ def _channel(operation: Operation) -> str:
     return operation.attribute("channel_id") if _kind(operation) else ""
 
 
-def _callees(operation: Operation) -> Iterator[str]:
+def callees(operation: Operation) -> Iterator[str]:
     if operation.op in _APPLIES or _kind(operation):
         return
     yield from _CALLS.findall(operation.rest)
@@ -219,7 +221,7 @@ def _constant(operation: Operation) -> int | None:
     return int(value[1]) if operation.op == "constant" and value and scalar else None
 
 
-def _elements(result: str) -> list[str]:
+def elements(result: str) -> list[str]:
     """Returns the types of a tuple, or the type alone."""
     if not result.startswith("("):
         return [result]

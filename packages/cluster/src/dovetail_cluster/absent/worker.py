@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail_cluster.absent.count import Text, Traffic, traffic
+from dovetail_cluster.absent.launches import launches_of
 from dovetail_cluster.absent.targets import SLICES, Devices, joined, target_config
 
 # Not by -m, which would give what is pickled another module.
@@ -197,7 +198,7 @@ def _answer(request: Request, answer: Path) -> None:
         return
     values["compile_s"] = time.monotonic() - began
     values |= _memory(compiled)
-    values |= _collectives(request.target, built, compiled, present, dump)
+    values |= _read(request.target, built, compiled, present, dump)
     _write(answer, Answer("done", "", values))
 
 
@@ -214,7 +215,7 @@ def _memory(compiled: Any) -> dict[str, int]:
     return {f"{name}_bytes": n for name, n in sizes.items()} | {"executable_bytes": size}
 
 
-def _collectives(
+def _read(
     target: Devices, built: Any, compiled: Any, present: list[Any], dump: Path
 ) -> dict[str, Any]:
     import jax
@@ -237,7 +238,8 @@ def _collectives(
         near={"tpu": "ici", "cuda": "nvlink", "cpu": "memory"}[target.kind.platform],
         local=by_slice,
     )
-    return {
+    gpu = launches_of(text)._asdict() if target.kind.platform == "cuda" else {}
+    return gpu | {
         "collectives": exchanged,
         "unknown_loops": text.unknown_loops,
         "mesh": {} if mesh is None else {a: n for a, n in mesh.shape.items() if n > 1},

@@ -67,3 +67,9 @@ def test_a_line_has_the_peer_its_noise_and_the_rates(lines, monkeypatch: pytest.
 def test_another_result_is_no_measurement(lines, other):
     with pytest.raises(RuntimeError, match="differs from wrong by"):
         lines(peers={"wrong": other})
+
+
+def test_a_bound_is_timed_whatever_its_result(lines):
+    peer, bound = lines(peers={"sum": lambda x: x + x}, bounds={"a copy": lambda x: x + 1})
+    assert (peer["peer"], bound["peer"]) == ("sum", "a copy")
+    assert bound["peer_value"] > 0

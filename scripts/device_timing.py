@@ -6,12 +6,13 @@ Each contender is called `chain` times within one compiled program, and the prog
 interleaved rounds. Results of one call are compared first.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ import jax.numpy as jnp
 from measure import cost, report, rounds
 
 REPEATS = 5
+# A lease is short, and compilation keeps one core busy. XLA tunes on the device one by one.
+COMPILED_AT_ONCE = 6
 AGAIN = " again"
 # Above this share of a data sheet's rate a program cannot have done its work.
 BELIEVED = 1.05
@@ -52,6 +55,7 @@ class Contest:
         agree: Raises if a peer's result is another. The default suits bfloat16, which some round
             on the way.
         peers: The same by name. One that cannot run is reported with its error.
+        bounds: Functions with other results, whose time alone is compared.
         flops: Operations of one call.
         nbytes: Bytes that one call cannot but move.
         dtype: For the peak rate of the products.
@@ -63,23 +67,32 @@ class Contest:
     chain: int
     agree: Agree = dataclasses.field(default=close(3e-2))
     peers: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    bounds: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     flops: float | None = None
     nbytes: float | None = None
     dtype: str = "bfloat16"
 
     def measure(self) -> None:
         """Prints one line for each peer, or one line if there is none."""
-        args = jax.block_until_ready(self.inputs())
-        result, facts = _compiled(self.ours, args)
-        programs, errors = {"ours": chained(self.ours, self.chain)}, {}
-        for name, peer in self.peers.items():
+        args, others = jax.block_until_ready(self.inputs()), {**self.peers, **self.bounds}
+        with concurrent.futures.ThreadPoolExecutor(COMPILED_AT_ONCE) as pool:
+            jobs = {
+                name: pool.submit(_Programs.of, function, self.chain, args)
+                for name, function in {"ours": self.ours, **others}.items()
+            }
+        ours = jobs.pop("ours").result()
+        result, facts = jax.block_until_ready(ours.once(*args)), ours.facts()
+        programs, errors = {"ours": ours.chain}, {}
+        for name, job in jobs.items():
             try:
-                theirs, _ = _compiled(peer, args)
+                peer = job.result()
+                theirs = jax.block_until_ready(peer.once(*args))
             except Exception as error:  # of the peer's own: memory, or not for this device
                 errors[name] = f"{type(error).__name__}: {error}"[:200]
                 continue
-            self.agree(name, result, theirs, args)
-            programs[name] = chained(peer, self.chain)
+            if name in self.peers:
+                self.agree(name, result, theirs, args)
+            programs[name] = peer.chain
         del result
         programs |= {name + AGAIN: run for name, run in programs.items() if name != "ours"}
         calls = {
@@ -87,7 +100,7 @@ class Contest:
         }
         times = rounds(calls, repeats=REPEATS)
         facts |= self._rates(statistics.median(times["ours"]))
-        for name in self.peers or {None: None}:
+        for name in others or {None: None}:
             self._report(name, times, facts, errors)
 
     def _seconds(self, program: Callable[..., Any], args: tuple[Any, ...]) -> float:
@@ -180,11 +193,24 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return both
 
 
-def _compiled(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, dict[str, Any]]:
-    """The result of one call, and the seconds and temporary bytes of its program."""
-    begin = time.perf_counter()
-    program = jax.jit(function).lower(*args).compile()
-    seconds = time.perf_counter() - begin
-    memory = program.memory_analysis()
-    result = jax.block_until_ready(program(*args))
-    return result, {"compile_s": seconds, "temp_bytes": memory and memory.temp_size_in_bytes}
+class _Programs(NamedTuple):
+    """A contender, compiled: one call, the chain of calls, and the seconds of the first."""
+
+    once: Any
+    chain: Any
+    compile_s: float
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], chain: int, args: tuple[Any, ...]) -> "_Programs":
+        begin = time.perf_counter()
+        once = jax.jit(function).lower(*args).compile()
+        seconds = time.perf_counter() - begin
+        return cls(once, chained(function, chain).lower(*args).compile(), seconds)
+
+    def facts(self) -> dict[str, Any]:
+        """Seconds and temporary bytes of one call."""
+        memory = self.once.memory_analysis()
+        return {
+            "compile_s": self.compile_s,
+            "temp_bytes": memory and memory.temp_size_in_bytes,
+        }

@@ -65,10 +65,27 @@ STEPS = (
         tiny={"batch": 1, "length": 64, "heads": 2, "width": 64, "chain": 2},
     ),
     _timing(
+        "packed",
+        order=21,
+        full={
+            "batch": 2,
+            "length": 4096,
+            "heads": 16,
+            "kv_heads": 16,
+            "width": 128,
+            "chain": 8,
+        },
+        tiny={"batch": 1, "length": 64, "heads": 2, "kv_heads": 1, "width": 64, "chain": 2},
+    ),
+    _timing(
         "loss",
-        order=30,
-        full={"tokens": 8192, "width": 4096, "vocabulary": 131072, "budget": 2**29, "chain": 3},
-        tiny={"tokens": 32, "width": 16, "vocabulary": 200, "budget": 2**16, "chain": 2},
+        order=22,
+        full={
+            "cases": ((8192, 4096, 131072, 1), (32768, 768, 50304, 0)),
+            "budget": 2**29,
+            "chain": 3,
+        },
+        tiny={"cases": ((32, 16, 200, 1), (32, 16, 200, 0)), "budget": 2**16, "chain": 2},
     ),
     *(_conformance(suite, order=40) for suite in _OTHERS),
     _timing(

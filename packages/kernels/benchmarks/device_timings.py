@@ -37,7 +37,7 @@ def _fastest() -> str:
 
 
 def attention(batch: int, length: int, heads: int, width: int, chain: int) -> Iterator[Contest]:
-    """Causal, forward and with gradients, and packed rows, by each implementation that can."""
+    """Causal, forward and with gradients, by each implementation that can."""
     shape = (batch, length, heads, width)
     one = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     inputs = functools.partial(_tuple, functools.partial(normals, 0, *[shape] * 4))
@@ -63,62 +63,81 @@ def attention(batch: int, length: int, heads: int, width: int, chain: int) -> It
             chain=max(chain // 3, 1),
             flops=3.5 * flops,  # of the backward pass five products, the forward has two
         )
-    yield from _packed(batch, length // 2, heads, width, chain)
 
 
-def _packed(batch: int, length: int, heads: int, width: int, chain: int) -> Iterator[Contest]:
-    """Four documents a row; jax.nn gets the dense mask, which cuDNN has no other way for."""
-    shape = (batch, length, heads, width)
-    one = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+def packed(
+    batch: int, length: int, heads: int, kv_heads: int, width: int, chain: int
+) -> Iterator[Contest]:
+    """Four documents a row, beside as many rows of one document, which need no ids."""
+    shapes = [(batch, length, n, width) for n in (heads, kv_heads, kv_heads, heads)]
+    q, k, v, _ = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
     ids = np.broadcast_to(np.arange(length, dtype=np.int32) * 4 // length, (batch, length))
     options = {"causal": True, "segment_ids": ids}
 
-    def theirs(q: Any, k: Any, v: Any) -> jax.Array:
-        rows = jnp.asarray(ids)
-        mask = (rows[:, :, None] == rows[:, None, :])[:, None]
-        return _jax_nn(q, k, v, mask=mask, is_causal=True)
+    def theirs(*packed: Any) -> jax.Array:
+        rows = [x.reshape(4 * batch, length // 4, *x.shape[2:]) for x in packed]
+        return _jax_nn(*rows, by=_fastest(), is_causal=True).reshape(packed[0].shape)
 
-    for impl in _able(kernels.attention, one, one, one, **options):
+    for impl in _able(kernels.attention, q, k, v, **options):
+        ours = functools.partial(kernels.attention, **options, impl=impl)
         yield Contest(
-            case=f"attention with gradients, 4 packed documents, {impl}, bfloat16 {list(shape)}",
-            ours=with_gradients(functools.partial(kernels.attention, **options, impl=impl)),
-            peers={"jax.nn xla": with_gradients(theirs)},
-            inputs=functools.partial(_tuple, functools.partial(normals, 0, *[shape] * 4)),
-            chain=max(chain // 3, 1),
+            case=f"attention with gradients, 4 packed documents, {impl}, bfloat16 "
+            f"{list(shapes[0])} on {kv_heads} key heads",
+            ours=with_gradients(ours),
+            peers={f"jax.nn {_fastest()}, a document a row": with_gradients(theirs)},
+            inputs=functools.partial(_tuple, functools.partial(normals, 0, *shapes)),
+            chain=chain,
             flops=3.5 * 2.0 * batch * heads * width * length**2 / 4,
         )
 
 
-def loss(tokens: int, width: int, vocabulary: int, budget: int, chain: int) -> Iterator[Contest]:
-    """The loss of a linear head and its gradients, against all logits at once."""
+def loss(cases: Sequence[tuple[int, int, int, int]], budget: int, chain: int) -> Iterator[Contest]:
+    """The loss of a linear head and its gradients, against all logits at once.
 
-    def inputs() -> tuple[Any, ...]:
-        x, w = normals(0, (tokens, width), (width, vocabulary))
-        labels = jax.random.randint(jax.random.key(1), (tokens,), 0, vocabulary)
-        return x, w * jnp.bfloat16(width**-0.5), labels
+    The second peer keeps its logits in bfloat16, half the bytes and another gradient.
+    """
+    for tokens, width, vocabulary, axis in cases:
 
-    def naive(x: Any, w: Any, labels: Any) -> jax.Array:
-        z = jnp.dot(x, w, preferred_element_type=jnp.float32)
-        at = jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
-        return jnp.sum(jax.nn.logsumexp(z, axis=1) - at)
+        def inputs(
+            shapes: Any = ((tokens, width), (width, vocabulary) if axis else (vocabulary, width)),
+            tokens: int = tokens,
+        ) -> tuple[Any, ...]:
+            x, w = normals(0, *shapes)
+            labels = jax.random.randint(jax.random.key(1), (tokens,), 0, max(shapes[1]))
+            return x, w * jnp.bfloat16(shapes[0][1] ** -0.5), labels
 
-    def ours(x: Any, w: Any, labels: Any, budget: int | None = None) -> jax.Array:
-        return kernels.linear_cross_entropy(x, w, labels, budget=budget).sum
+        def naive(dtype: Any, x: Any, w: Any, labels: Any, axis: int = axis) -> jax.Array:
+            z = jnp.dot(x, w if axis else w.T, preferred_element_type=dtype).astype(jnp.float32)
+            at = jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
+            return jnp.sum(jax.nn.logsumexp(z, axis=1) - at)
 
-    for name, most in (("blocked", None), (f"blocked in {budget} bytes", budget)):
-        yield Contest(
-            case=f"linear cross-entropy with gradients, {name}, bfloat16 "
-            f"{tokens}x{width}x{vocabulary}",
-            ours=jax.value_and_grad(functools.partial(ours, budget=most), (0, 1)),
-            peers={"all logits": jax.value_and_grad(naive, (0, 1))},
-            inputs=inputs,
-            chain=chain,
-            flops=6.0 * tokens * width * vocabulary,
-        )
+        def ours(
+            x: Any, w: Any, labels: Any, budget: int | None = None, axis: int = axis
+        ) -> jax.Array:
+            return kernels.linear_cross_entropy(x, w, labels, vocab_axis=axis, budget=budget).sum
+
+        for name, most in (("blocked", None), (f"blocked in {budget} bytes", budget)):
+            yield Contest(
+                case=f"linear cross-entropy with gradients, {name}, bfloat16 "
+                f"{tokens}x{width}x{vocabulary}, vocab_axis={axis}",
+                ours=jax.value_and_grad(functools.partial(ours, budget=most), (0, 1)),
+                peers={
+                    f"all logits in {jnp.dtype(dtype).name}": jax.value_and_grad(
+                        functools.partial(naive, dtype), (0, 1)
+                    )
+                    for dtype in (jnp.float32, jnp.bfloat16)
+                },
+                inputs=inputs,
+                chain=chain,
+                flops=6.0 * tokens * width * vocabulary,
+            )
 
 
 def grouped(cases: Sequence[tuple[int, int, int, int]], chain: int) -> Iterator[Contest]:
-    """A mixture's product, with gradients too, against lax.ragged_dot."""
+    """A mixture's product, with gradients too, against lax.ragged_dot, and as long as one expert's.
+
+    The one expert has all rows: its result is another, so its time alone is a bound.
+    """
     for count, rows, inner, outer in cases:
         share = np.random.default_rng(0).dirichlet(np.full(count, 4.0))
         sizes = np.random.default_rng(1).multinomial(rows, share).astype(np.int32)
@@ -138,6 +157,7 @@ def grouped(cases: Sequence[tuple[int, int, int, int]], chain: int) -> Iterator[
                 case=f"grouped product, {where}",
                 ours=lambda x, w, g, f=ours: f(x, w),
                 peers={"lax.ragged_dot": lambda x, w, g, f=theirs: f(x, w)},
+                bounds={"one expert": lambda x, w, g: x @ w[0]},
                 inputs=inputs,
                 chain=chain,
                 flops=2.0 * rows * inner * outer,
@@ -146,6 +166,7 @@ def grouped(cases: Sequence[tuple[int, int, int, int]], chain: int) -> Iterator[
                 case=f"grouped product with gradients, {where}",
                 ours=with_gradients(ours),
                 peers={"lax.ragged_dot": with_gradients(theirs)},
+                bounds={"one expert": with_gradients(lambda x, w: x @ w[0])},
                 inputs=inputs,
                 chain=chain,
                 flops=6.0 * rows * inner * outer,

@@ -6,6 +6,14 @@ from accelerator_step import Step
 
 STEPS = (
     Step(
+        name="linear",
+        run="device_products:linear",
+        order=59,
+        limit_s=120,
+        full={"rows": (1, 2, 8, 64, 512), "inputs": 4096, "outputs": 14336, "chain": 50},
+        tiny={"rows": (1, 2), "inputs": 128, "outputs": 256, "chain": 2},
+    ),
+    Step(
         name="products",
         run="device_products:products",
         order=60,

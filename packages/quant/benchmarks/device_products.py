@@ -18,6 +18,7 @@ from dovetail_quant.training.qt import Gradient
 
 SPECS = {
     "int8": (Spec(), 0.1),
+    "int4": (Spec(weight="int4"), 0.7),
     "int4 by 128": (Spec(weight="int4", group=128), 0.5),
     "int8 by int8": (Spec(act="int8"), 0.1),
     "int4 by int4, by 128": (Spec(weight="int4", act="int4", group=128, rms=3.0), 0.7),
@@ -60,6 +61,37 @@ def _nbytes(state: Any) -> int:
 
 def _is_codes(leaf: Any) -> bool:
     return isinstance(leaf, qwix.QArray)
+
+
+def linear(rows: Sequence[int], inputs: int, outputs: int, chain: int) -> Iterator[Contest]:
+    """One layer with weights in codes, beside the same in bfloat16, at each number of rows."""
+    for name in ("int8", "int4", "int4 by 128"):
+        spec, tolerance = SPECS[name]
+
+        def make(spec: Spec = spec) -> tuple[Any, Any]:
+            kinds = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
+            model = nnx.Linear(inputs, outputs, use_bias=False, **kinds, rngs=nnx.Rngs(0))
+            return model, apply(model, plan(model, [("**", spec)]))
+
+        (plain, _), (small, shapes) = map(nnx.split, nnx.eval_shape(make))
+
+        def given(count: int, make: Any = make) -> tuple[Any, ...]:
+            return *normals(0, (count, inputs)), *(nnx.split(model)[1] for model in make())
+
+        def run(which: int, graphdef: Any, x: Any, *states: Any) -> jax.Array:
+            model: Any = nnx.merge(graphdef, states[which])
+            return model(x)
+
+        for count in rows:
+            yield Contest(
+                case=f"linear {inputs} x {outputs}, {name}, {count} rows",
+                ours=functools.partial(run, 1, small),
+                peers={"bfloat16": functools.partial(run, 0, plain)},
+                inputs=functools.partial(given, count),
+                chain=chain,
+                agree=close(tolerance),  # what the codes lose, not what the device does
+                nbytes=float(_nbytes(shapes)),
+            )
 
 
 def products(

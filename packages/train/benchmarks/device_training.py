@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Llama trained on this device in bfloat16, with the operations of dovetail-kernels and without.
 
-The run of `steps` is `Trainer.fit`, as a user calls it: its loss must fall, and its rate is the
-median of the steps after the first ten. The comparison is of blocks of steps, in rounds, at
-`peer_rows` rows: the model's own attention holds all logits.
+`steps` is the time of a step alone. The run of `train` is `Trainer.fit`, as a user calls it: its
+loss must fall, and its rate is the median of the steps after the first ten. The comparison is of
+blocks of steps, in rounds, at `peer_rows` rows: the model's own attention holds all logits.
 """
 
 import functools
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import optax
 
+from device_timing import peaks
 from dovetail_kernels import attention, linear_cross_entropy
 from dovetail_models import Config, abstract, flops, init, llama, size
 from dovetail_train import Precision, Trainer, estimate, lm_loss
@@ -89,6 +90,25 @@ def train(sizes: dict[str, int], rows: int, peer_rows: int, length: int, steps: 
         **_estimated(config, rows, length),
     )
     _against_plain(config, peer_rows, length)
+
+
+def steps(sizes: dict[str, int], rows: int, length: int) -> None:
+    """Prints the seconds of a step, in blocks of `BLOCK`, and its share of the device's peak."""
+    config, given = llama(**sizes, tie=True), batch(llama(**sizes, tie=True), rows, length)
+    timed = trainer(config, rows, length, **KERNELS)
+    candidate = [timed, timed.init(init(config, seed=0))]
+    run = functools.partial(cost, functools.partial(_steps, candidate, given, BLOCK))
+    seconds = [one.wall_s / BLOCK for one in rounds({"step": run}, repeats=REPEATS)["step"]]
+    model, step_s = flops(config, tokens=rows * length, length=length), statistics.median(seconds)
+    peak, _ = peaks("bfloat16")
+    report(
+        f"train step, Llama of {size(config) / 1e6:.4g} million, {rows}x{length}, bfloat16",
+        metric="wall_s",
+        unit="s/step",
+        values=seconds,
+        tokens_per_s=rows * length / step_s,
+        mfu=None if peak is None else model / step_s / peak,
+    )
 
 
 def _estimated(config: Config, rows: int, length: int) -> dict[str, Any]:

@@ -55,6 +55,24 @@ def save(directory, **items):
     return _compat.save(directory, **{**nothing, **items}, compress=False, timeout_s=60.0)
 
 
+@pytest.mark.parametrize(
+    "nbytes, file_bytes", [(1 << 10, 16 << 20), (2 << 30, 128 << 20), (1 << 40, 1 << 30)]
+)
+def test_data_files_are_a_sixteenth_of_a_step_within_bounds(nbytes, file_bytes):
+    half = np.broadcast_to(np.uint8(0), nbytes // 2)  # without memory of its own
+    assert _compat._file_bytes({"a": [half], "b": {"c": half}}) == file_bytes
+
+
+def test_a_step_has_several_files_to_hash_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(_compat, "_file_bytes", lambda trees: 1 << 16)
+    arrays = {str(i): np.full(1 << 14, i, np.float32) for i in range(16)}
+    with Store(tmp_path) as store:
+        store.save(1, model=arrays)
+    data = [f for f in (tmp_path / "1" / "model").rglob("d/*") if f.stat().st_size >= 1 << 16]
+    assert len(data) >= 8
+    assert [step.verdict for step in verify(tmp_path).steps] == ["verified"]
+
+
 def test_a_dict_of_numbers_is_json_when_it_is_a_document(tmp_path):
     save(tmp_path / "1", documents={"d": {"n": 1}}).result()
     assert _compat.document_path(tmp_path / "1", "d").read_text() == '{"n": 1}'

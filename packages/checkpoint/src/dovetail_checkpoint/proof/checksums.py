@@ -10,16 +10,20 @@
 Leaf digests prove the arrays. Checksums prove the files and name the damaged one. They also
 separate a finished step from a step whose writer was killed right after the commit. On one core
 SHA-256 takes longer than Orbax takes to read an array, and the digest a fifth of that. A restore
-therefore compares large files by the digest, and `verify` compares all files by SHA-256.
+therefore compares large files by the digest, and `verify` compares all files by SHA-256. Several
+files are hashed at once: hashlib and XLA free the interpreter meanwhile.
 `sha256sum` ignores lines with a leading `#`; the checksums of older steps have none.
 """
 
+import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,11 +33,15 @@ from dovetail_checkpoint.proof.sums import total, word_sums
 
 SHA256SUMS = "SHA256SUMS"
 _BLOCK_BYTES = 4 << 20
+_THREADS = 8  # at most, each with one block: beyond that a disk or the memory is the limit
 # Files from this size on have a digest too; SHA-256 takes half a millisecond for smaller ones.
 _LARGE_BYTES = 1 << 20
 _COVER = re.compile(r"# checksum ([0-9a-f]{64})")
 _FILE = re.compile(r"([0-9a-f]{64})  (.+)")
 _DIGEST = re.compile(r"# fmix32-pair ([0-9a-f]{16}) (0|[1-9][0-9]*)")
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +56,7 @@ class _Entry:
 
 def write(directory: Path) -> None:
     """Hashes every file under `directory`. SHA256SUMS appears complete or not at all."""
-    text = _render([_entry(directory, name) for name in _files(directory)])
+    text = _render(_at_once(functools.partial(_entry, directory), _files(directory)))
     partial = directory / f"{SHA256SUMS}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
@@ -85,8 +93,15 @@ def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1
     except OSError as error:
         return [Problem(where=SHA256SUMS, reason=f"cannot be read ({error.strerror})")]
     problems = [Problem(where=name, reason="is not in SHA256SUMS") for name in sorted(unlisted)]
-    compared = (_compare(directory, entry, quick=quick) for entry in entries[part::parts])
+    compare = functools.partial(_compare, directory, quick=quick)
+    compared = _at_once(compare, entries[part::parts])
     return problems + [problem for problem in compared if problem is not None]
+
+
+def _at_once(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
+    """Returns the results in order, computed by a thread for each core, at most `_THREADS`."""
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(function, items))
 
 
 def _render(entries: list[_Entry]) -> str:

@@ -256,6 +256,19 @@ def absent(session: nox.Session) -> None:
     run_marked(session, "tpu", suites)
 
 
+@nox.session(python=["3.12"])
+def gpu(session: nox.Session) -> None:
+    """Hot programs compiled for a GPU that is not there, and read: launches, waits, copies.
+
+    Only here are XLA's compiler for GPUs, for jax of Python 3.12 on Linux, and cuDNN.
+    """
+    if not sys.platform.startswith("linux"):
+        session.skip("the compiler for GPUs, jax-cuda13-plugin, has wheels for Linux alone")
+    chosen = members("cluster", "infer", "kernels", "models", "quant", "train")
+    install(session, *chosen, extra=("--group", "pyproject.toml:gpu"))
+    run_marked(session, "gpu", ["integration_tests/test_gpu_programs.py"])
+
+
 @nox.session(python="3.11")
 def triton(session: nox.Session) -> None:
     """Triton's clients against dovetail-serve; they pin protobuf below the tested set."""

@@ -25,6 +25,7 @@ import gallery
 import infer_parameters
 import install
 import measured
+import on_a_gpu
 import resuming
 import schedules
 import versions
@@ -43,6 +44,7 @@ GENERATORS = (
     infer_parameters,
     install,
     measured,
+    on_a_gpu,
     resuming,
     schedules,
     versions,

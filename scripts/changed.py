@@ -49,6 +49,17 @@ LEGS = {
         "integration_tests/programs/*",
         "integration_tests/test_cluster_with_train.py",
     ),
+    "gpu-3.12": (
+        "packages/cluster/src/*",
+        "packages/infer/src/*",
+        "packages/kernels/src/*",
+        "packages/models/src/*",
+        "packages/quant/src/*",
+        "packages/train/src/*",
+        "packages/train/benchmarks/device_training.py",
+        "integration_tests/programs/gpu_programs.py",
+        "integration_tests/test_gpu_programs.py",
+    ),
     "triton": ("packages/serve/src/*", "packages/serve/tests/*"),
     **dict.fromkeys(
         [f"build-{python}" for python in workspace.PYTHONS],

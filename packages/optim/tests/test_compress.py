@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed state against float32 state, its bytes, its memory, and what it refuses."""
+"""Compressed state against float32 state, its bytes, memory and turns, and what it refuses."""
 
 import inspect
 
@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from dovetail_optim.compressing import stream
 from dovetail_optim.compressing.codec import Coded, fp8, fp8_positive
 from dovetail_optim.compressing.compress import compress
 from dovetail_optim.testing import check_transformation
@@ -279,3 +280,30 @@ def test_factored_state_is_refused():
     big = {"w": jnp.ones((128, 130))}
     message = r"shaped as its parameter; got state of shape \(128,\).*optax\.adamw.*route"
     refused(TypeError, optax.adafactor(1e-3), message, big, codecs=(("v", fp8()),))
+
+
+def test_a_gpu_updates_a_leaf_in_one_turn_and_waits_for_no_branch():
+    params = {"w": jax.ShapeDtypeStruct((1024, 2048), jnp.float32)}
+    tx = compress(optax.adamw(1e-3))
+    traced = jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
+    on_cpu, on_gpu = (
+        traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda")
+    )
+    assert "stablehlo.while" in on_cpu
+    assert "stablehlo.while" not in on_gpu
+    # Two choose the platform, by a constant that XLA folds; the third is the branch of a turn.
+    assert (on_cpu.count("stablehlo.case"), on_gpu.count("stablehlo.case")) == (3, 2)
+
+
+def test_turns_without_a_branch_update_every_row_once():
+    rows, width = 11, 3
+    read = {"a": jnp.arange(rows * width, dtype=jnp.float32).reshape(rows, width)}
+    write = {"b": jnp.ones((rows, width)), "c": jnp.zeros((rows, 1))}
+
+    def turn(start, read, write):
+        first = start + jnp.arange(len(write["c"]), dtype=jnp.float32)[:, None]
+        return {"b": write["b"] + read["a"], "c": write["c"] + first}
+
+    done = stream._loop(turn, read, write, rows=rows, most=4)
+    np.testing.assert_array_equal(done["b"], 1 + read["a"])
+    np.testing.assert_array_equal(done["c"][:, 0], np.arange(rows))

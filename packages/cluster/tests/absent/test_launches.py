@@ -34,6 +34,12 @@ def test_what_becomes_no_kernel_is_no_launch():
     assert _launches([*INPUTS, *names, f"%b = {ROWS} bitcast(%e)"])[:3] == (0, 0, 0)
 
 
+def test_what_begins_asynchronously_counts_where_it_begins():
+    begun = f"%s = (({ROWS}), {ROWS}, s32[]) fusion-start(%x), kind=kLoop, calls=%adds"
+    done = f"%out = {ROWS} fusion-done(%s)"
+    assert _launches([*INPUTS, begun, done], ADD)[:3] == (1, 0, 2 * 512)
+
+
 def test_a_fusion_reads_its_operands_and_writes_its_result():
     assert _launches([*INPUTS, _fusion(ROWS, "%x", calls="adds")], ADD)[:3] == (1, 0, 2 * 512)
 

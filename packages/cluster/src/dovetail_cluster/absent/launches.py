@@ -31,8 +31,8 @@ KEPT = 8  # copies in a `Compiled`
 # What becomes no kernel: names of values, control flow, and ends of what has begun before.
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
-    "call", "after-all", "opt-barrier", "async-start", "async-update", "async-done", "copy-done",
-    "partition-id", "replica-id", "domain", "add-dependency",
+    "call", "after-all", "opt-barrier", "async-start", "partition-id", "replica-id", "domain",
+    "add-dependency",
 )  # fmt: skip
 _MOVES = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose",
@@ -90,7 +90,7 @@ def launches_of(text: Text) -> Launches:
     for operation, around, times in _executed(text, text.entry, 1):
         if operation.op in ("while", "conditional"):
             waits += times * (operation.op != "while" or text.rounds(operation, around) is None)
-        if operation.op in _FREE:
+        if operation.op in _FREE or operation.op.endswith(("-update", "-done")):
             continue
         number += times
         launch = _Launch(text, operation, around)
@@ -124,7 +124,7 @@ class _Launch:
     """
 
     def __init__(self, text: Text, operation: Operation, around: Sequence[Operation]) -> None:
-        self._operation = operation
+        self._operation = operation = _begun(operation)
         self._inner = _fused(text, operation)
         results = {other.name: other.result for other in around}
         self._operands = [results.get(name, "") for name in operation.operands()]
@@ -192,6 +192,14 @@ class _Launch:
                     result=text, bytes=size, count=times, wider=wider,
                     source="" if source is None else source[1],
                 )  # fmt: skip
+
+
+def _begun(operation: Operation) -> Operation:
+    """Returns the operation that an asynchronous start begins, and any other as it is."""
+    op = operation.op.removesuffix("-start")
+    if op == operation.op or not operation.result.startswith("(("):
+        return operation._replace(op=op)
+    return operation._replace(op=op, result=elements(operation.result)[1])  # after the operands
 
 
 def _fused(text: Text, operation: Operation) -> list[Operation]:

@@ -28,6 +28,9 @@ from dovetail_optim.compressing.mix import mix
 # since each turn costs an accelerator some launches.
 _LEAST = 1 << 16
 _TURNS = 128
+# On a GPU, which has no such cache: 640 MiB of temporaries, and one turn for most leaves. A loop
+# moves half as much again, since XLA fuses nothing over its slices.
+_GPU_VALUES = 1 << 27
 
 _GOLDEN = 0x9E3779B9  # the golden ratio's fraction times 2³²: its multiples fall evenly apart
 
@@ -173,7 +176,7 @@ class Rows(NamedTuple):
 def stream(
     turn: Callable[..., Any], read: Any, write: Any, *, rows: int, most: int, live: Any
 ) -> Any:
-    """Returns `write` after `turn(start, read, write)` on every `most` rows of both trees.
+    """Returns `write` after `turn(start, read, write)` on some rows of both trees at a time.
 
     Each row is visited once, so `turn` may write over its input.
 
@@ -182,22 +185,40 @@ def stream(
         read: Arrays to read.
         write: Arrays to update.
         rows: Number of rows.
-        most: Rows per iteration.
+        most: Rows per iteration, but on a GPU, which takes as many as hold `_GPU_VALUES`.
         live: True, unknown to the compiler. It makes each iteration a branch, so XLA fuses no write
             into its reads. Otherwise it reads parts again after writing over them, and copies all
-            of `write` in each iteration (a barrier would do, but CPUs drop it earlier).
+            of `write` in each iteration (a barrier would do, but CPUs drop it earlier). For a GPU
+            it copies nothing, and at each branch the GPU would wait for the host.
     """
+    width = max(x.size for x in jax.tree.leaves(write)) // rows
+
+    def in_branches(read: Any, write: Any, live: Any) -> Any:
+        def branched(start: Array, read: Any, write: Any) -> Any:
+            def run(write: Any) -> Any:
+                return turn(start, read, write)
+
+            return jax.lax.cond(live, run, lambda write: write, write)
+
+        return _loop(turn if rows <= most else branched, read, write, rows=rows, most=most)
+
+    def in_few_turns(read: Any, write: Any, live: Any) -> Any:
+        del live
+        return _loop(turn, read, write, rows=rows, most=max(most, _GPU_VALUES // width))
+
+    return jax.lax.platform_dependent(
+        read, write, live, cuda=in_few_turns, rocm=in_few_turns, default=in_branches
+    )
+
+
+def _loop(turn: Callable[..., Any], read: Any, write: Any, *, rows: int, most: int) -> Any:
+    """Returns `write` after `turn` on every `most` rows."""
 
     def cut(tree: Any, start: Array, size: int) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), tree)
 
     def on(start: Array, size: int, write: Any) -> Any:
-        parts = jax.lax.cond(
-            live,
-            lambda parts: turn(start, cut(read, start, size), parts),
-            lambda parts: parts,
-            cut(write, start, size),
-        )
+        parts = turn(start, cut(read, start, size), cut(write, start, size))
         paste = jax.lax.dynamic_update_slice_in_dim
         return jax.tree.map(lambda x, changed: paste(x, changed, start, 0), write, parts)
 

@@ -105,9 +105,11 @@ def test_of_an_operand_that_is_sliced_the_part_taken_counts():
     assert _launches([*INPUTS, _fusion(ROWS, "%table", calls="slices")], SLICED)[2] == 2 * 512
 
 
-def test_of_a_result_written_in_place_the_part_written_counts():
+@pytest.mark.parametrize("op", ["dynamic-update-slice(%a, %new, %i)", "scatter(%a, %i, %new)"])
+def test_of_a_result_written_in_place_the_part_written_counts(op):
     update = _fusion(TABLE, "%table", "%x", calls="replaces")
-    assert _launches([*INPUTS, update], REPLACED)[2] == 2 * 512
+    inner = REPLACED.replace("dynamic-update-slice(%a, %new, %i)", op)
+    assert _launches([*INPUTS, update], inner)[2] == 2 * 512
 
 
 def test_an_operand_that_is_sliced_and_read_whole_counts_whole():

@@ -41,6 +41,7 @@ _MOVES = (
 )  # fmt: skip
 _TAKES = ("dynamic-slice", "slice", "gather")
 _RENAMES = ("bitcast", "reshape", "get-tuple-element")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # and which operand is written into the first
 # Libraries and kernels of their own; others, such as a radix sort, multiply nothing.
 _LIBRARIES = re.compile(r'custom_call_target="[^"]*(cublas|cudnn|gemm|mosaic_gpu|triton)')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
@@ -158,7 +159,7 @@ class _Launch:
                 taken += result_bytes(user.result)
             elif user.op in _RENAMES:
                 taken += self._read(user, users)
-            elif not (user.op == "dynamic-update-slice" and first):
+            elif not (user.op in _UPDATES and first):
                 return result_bytes(value.result)
         return min(taken, result_bytes(value.result))
 
@@ -171,8 +172,8 @@ class _Launch:
         for root in roots:
             while root.op in _RENAMES and root.operands()[0] in by_name:
                 root = by_name[root.operands()[0]]
-            if root.op == "dynamic-update-slice":
-                update = by_name.get(root.operands()[1])
+            if root.op in _UPDATES:
+                update = by_name.get(root.operands()[_UPDATES[root.op]])
                 total += result_bytes(root.result if update is None else update.result)
             else:
                 total += result_bytes(root.result)

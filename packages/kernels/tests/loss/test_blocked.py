@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from dovetail_kernels.loss import blocked
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
@@ -20,6 +21,8 @@ M, D, V = 37, 8, 300
 rng = np.random.default_rng(1)
 X, W = rng.standard_normal((M, D)).astype("f4"), rng.standard_normal((D, V)).astype("f4")
 BIAS, LABELS = rng.standard_normal(V).astype("f4"), rng.integers(0, V, M).astype("i4")
+# Traced beside it, an operation takes a GPU's plan.
+GPU = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", None, "cuda"))
 
 
 def total(x, w, bias, **options):
@@ -45,6 +48,49 @@ def products(function):
 def test_products_are_those_of_the_gradients_asked_for(by, budget, count):
     function = functools.partial(total, budget=budget)
     assert products(jax.grad(function, by) if by else function) == count
+
+
+@pytest.mark.parametrize("budget, loops, count", [(None, 1, 3), (45_000, 3, 4)])
+def test_a_gpu_loops_over_tokens_alone(budget, loops, count):
+    """And a tile's logits are kept for its gradients, unless the budget is small."""
+    gradient = jax.grad(functools.partial(total, budget=budget), (0, 1))
+    with use_abstract_mesh(GPU):
+        program = jax.jit(gradient).lower(X, W, BIAS).as_text()
+    assert len(re.findall(r"stablehlo\.while\b", program)) == loops
+    assert len(re.findall(r"dot_general\b", program)) == count
+    slices = re.findall(rf"dynamic(?:_update)?_slice .*tensor<(?:{D}x{V}|{M}x{V})xf32>", program)
+    assert bool(slices) == (loops > 1)  # of the head, its gradient or logits
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", ["m", "m, v"])
+def test_an_export_with_symbolic_sizes_as_on_a_gpu(names):
+    """Tiles of 2048 tokens, as the plan for tokens of any number."""
+    symbols = dict(zip(names.split(", "), jax.export.symbolic_shape(names), strict=True))
+    m, v = symbols["m"], symbols.get("v", V)
+
+    def gradients(x, w, labels):
+        def loss(x, w):
+            return linear_cross_entropy(x, w, labels).sum
+
+        return jax.value_and_grad(loss, (0, 1))(x, w)
+
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((m, D), (D, v))]
+    with use_abstract_mesh(GPU):
+        labels = jax.ShapeDtypeStruct((m,), "int32")
+        exported = jax.export.export(jax.jit(gradients), platforms=["cpu"])(*shapes, labels)
+    for tokens in (M, 2049):
+        x, labels = np.resize(X, (tokens, D)), np.resize(LABELS, tokens)
+        value, (dx, dw) = exported.call(x, W, labels)
+        z = x.astype("f8") @ W.astype("f8")
+        lse = np.log(np.exp(z).sum(1))
+        g = np.exp(z - lse[:, None])
+        g[np.arange(tokens), labels] -= 1
+        loss = (lse - z[np.arange(tokens), labels]).sum()
+        # Float32 sums over at most 2,049 tokens, whose terms do not cancel.
+        np.testing.assert_allclose(value, loss, rtol=1e-5)
+        np.testing.assert_allclose(dx, g @ W.T.astype("f8"), atol=1e-4)
+        np.testing.assert_allclose(dw, x.T.astype("f8") @ g, atol=1e-6 * tokens)
 
 
 def test_log_probabilities_form_the_logits_again():
@@ -119,7 +165,7 @@ def tiles_of_call(x, w, labels, budget):
 
     call = plan_linear_cross_entropy(x, w, labels, budget=budget).call
     tiles = tiles_of(call, call.tokens)
-    assert tile_bytes(tiles, call.width, call.vocabulary, 4) <= budget
+    assert tile_bytes(tiles, call.width, call.vocabulary, 4, 2) <= budget
     return tiles
 
 

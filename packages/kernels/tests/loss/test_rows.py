@@ -20,7 +20,8 @@ X, W, BIAS = rng.standard_normal((M, D)), rng.standard_normal((D, V)), rng.stand
 LABELS, READ = rng.integers(0, V, M), rng.random(M) < 0.7
 BY = rng.standard_normal((4, M))
 CAP, TEMPERATURE = 2.0, 0.7
-TILES = [(13, 50), (5, 16), (4, 50), (13, 49), (1, 7), (3, 1)]
+# Tokens and columns, or tokens alone for tiles of the whole vocabulary.
+TILES = [(13, 50), (5, 16), (4, 50), (13, 49), (1, 7), (3, 1), (13,), (5,), (1,)]
 
 
 def operands():
@@ -33,10 +34,18 @@ def operands():
     )
 
 
-def head(tiles, keep=True):
-    one = Tiles(rows=tiles[0], columns=tiles[1], keep=keep)
+def head(tiles, vocab_axis=1):
+    rows, *columns = tiles
+    tiles = Tiles(rows=rows, columns=V, keep=False, whole=True)
+    if columns:
+        tiles = Tiles(rows=rows, columns=columns[0], keep=True)
     return Head(
-        vocab_axis=1, soft_cap=CAP, temperature=TEMPERATURE, total=True, mean=True, tiles=one
+        vocab_axis=vocab_axis,
+        soft_cap=CAP,
+        temperature=TEMPERATURE,
+        total=True,
+        mean=True,
+        tiles=tiles,
     )
 
 
@@ -78,16 +87,19 @@ def test_stats_and_gradients_in_one_loop(tiles):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("tiles", TILES[:3])
-def test_stats_and_then_gradients(tiles):
+@pytest.mark.parametrize("vocab_axis, tiles", [(1, t) for t in (*TILES[:3], (5,))] + [(0, (5,))])
+def test_stats_and_then_gradients(vocab_axis, tiles):
     by = RowStats(*jnp.asarray(BY, jnp.float32))
+    one_head, o = head(tiles, vocab_axis), operands()
+    o = o._replace(w=o.w if vocab_axis else o.w.T)
 
     @jax.jit
     def run(o):
-        stats, best = rows.stats_of(head(tiles), o)
-        return stats, best, rows.gradients(head(tiles), o, stats, by, wanted=ALL)
+        stats, best = rows.stats_of(one_head, o)
+        return stats, best, rows.gradients(one_head, o, stats, by, wanted=ALL)
 
-    stats, best, gradients = run(operands())
+    stats, best, gradients = run(o)
+    gradients = gradients._replace(w=gradients.w if vocab_axis else gradients.w.T)
     expected, argmax, products = oracle()
     close(jnp.stack(stats)[:, READ], expected[:, READ])
     np.testing.assert_array_equal(best[READ], argmax[READ])
@@ -103,8 +115,9 @@ def test_the_first_of_equal_logits_in_several_tiles_is_the_best():
     x = jnp.asarray([[1.0, 1], [-1, 0], [0, 0]])
     shape = {"labels": jnp.zeros(3, jnp.int32), "read": jnp.ones(3, bool)}
     o = Operands(x=x, w=jnp.asarray(w, jnp.float32), bias=None, **shape)
-    _, best = rows.stats_of(head((3, 16)), o)
-    np.testing.assert_array_equal(best, [2, 1, 0])
+    for tiles in ((3, 16), (2,)):
+        _, best = rows.stats_of(head(tiles), o)
+        np.testing.assert_array_equal(best, [2, 1, 0])
 
 
 @pytest.mark.thorough

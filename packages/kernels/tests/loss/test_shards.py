@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "vocab_sharded.py"
         "gathered_tokens mapped_over_one_axis",
         "shard_mapped",
         "exchanged memory refusals",
-        "conformance",
+        "conformance whole_tiles",
         pytest.param("every_case", marks=pytest.mark.slow),
     ],
 )

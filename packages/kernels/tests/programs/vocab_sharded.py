@@ -17,6 +17,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
 from dovetail_kernels import linear_cross_entropy, linear_logprobs
+from dovetail_kernels.loss import implementations
+from dovetail_kernels.loss.tiles import Tiles
 from dovetail_kernels.testing import loss as suite
 
 P = PartitionSpec
@@ -284,6 +286,15 @@ def conformance(names=("ties", "everything", "everything in bfloat16", "mask")):
                 check(sharded(operation), dataclasses.replace(case, shape=shape))
 
 
+def whole_tiles():
+    """With the tiles of a GPU, two a device: all of its columns. No section may follow."""
+    implementations.tiles_of = lambda call, tokens: Tiles(
+        rows=-(-tokens // 2), columns=call.columns, keep=False, whole=True
+    )
+    jax.clear_caches()
+    conformance(("ties", "everything"))
+
+
 def every_case():
     conformance(())
 
@@ -299,6 +310,7 @@ SECTIONS = {
         memory,
         refusals,
         conformance,
+        whole_tiles,
         every_case,
     )
 }

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
 from dovetail_kernels.testing import loss as suite
@@ -17,6 +18,9 @@ CASES = {case.name: case for case in suite.cases()}
 LOGPROB_CASES = {case.name: case for case in suite.logprob_cases()}
 # The reference is one formula, whatever the shape: these use every line of it.
 FEW = ("mask", "no token", "everything")
+
+
+GPU = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", None, "cuda"))
 
 
 def each(cases):
@@ -35,6 +39,27 @@ def test_cross_entropy(name, impl):
 @each(LOGPROB_CASES)
 def test_logprobs(name, impl):
     suite.check_logprobs(functools.partial(linear_logprobs, impl=impl), LOGPROB_CASES[name])
+
+
+def of_a_gpu():
+    """Cases with other options; each but the empty one again with several tiles of tokens."""
+    names = ("no token", "ties", "tied", "everything")
+    for name in (*names, "everything in bfloat16"):
+        yield name, linear_cross_entropy, suite.check, CASES[name]
+    for name in names:
+        yield name, linear_logprobs, suite.check_logprobs, LOGPROB_CASES[name]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name, op, check, case", list(of_a_gpu()))
+def test_tiles_of_the_whole_vocabulary(name, op, check, case):
+    """The plan of a GPU, on this device: one tile, then three with a padded token in the last."""
+    cases = (
+        [case] if name == "no token" else [case, dataclasses.replace(case, shape=(1103, 8, 131))]
+    )
+    with use_abstract_mesh(GPU):
+        for case in cases:
+            check(functools.partial(op, budget=600_000), case)
 
 
 @pytest.mark.thorough

@@ -131,8 +131,9 @@ def linear_cross_entropy(
             are equal on the devices of these axes; labels are ids of the whole vocabulary. Default:
             w has the whole vocabulary.
         budget: Bytes for the tiles, besides arguments, results and the float32 sum of the gradient
-            by w. It changes the time, and the answer only by rounding. Default: 96 MiB on a CPU, 1
-            GiB elsewhere, or the smallest tile if larger.
+            by w. It changes the time, and the answer only by rounding. Default: 96 MiB on a CPU, 2
+            GiB on a GPU, 1 GiB elsewhere, or the smallest tile if larger. On a GPU a budget for 512
+            tokens of the whole vocabulary gives fewer and larger products.
         impl: An implementation, by name or as `implementations.Implementation`, or several in order
             of preference; see `explain`.
 

@@ -35,6 +35,7 @@ def tiles_of(call: LossCall, tokens: Any) -> Tiles:
         width=call.width,
         vocabulary=call.columns,
         item=accumulator(call.dtype).itemsize,
+        operand_item=call.dtype.itemsize,
         budget=call.budget,
         platform=call.device.platform,
     )
@@ -115,11 +116,14 @@ def _work(call: LossCall, peak_bytes: int) -> Work:
 def _blocked_work(call: LossCall) -> Work:
     """Counts a tile's logits three times, or once beside its slice of the head, and its tokens.
 
+    Logits of the whole vocabulary are counted once: a GPU's reductions write none.
+
     Gradients are formed only in `jax.grad`: see `loss.tiles.tile_bytes` for theirs.
     """
     tiles, item = tiles_of(call, call.tokens), accumulator(call.dtype).itemsize
     logits = tiles.rows * tiles.columns
-    tile = logits + max(2 * logits, call.width * tiles.columns) + tiles.rows * call.width
+    beside = 0 if tiles.whole else max(2 * logits, call.width * tiles.columns)
+    tile = logits + beside + tiles.rows * call.width
     converted = converts_whole(call.dtype, call.device.platform)
     operands = call.width * (call.tokens + call.columns) if converted else 0
     if call.tokens % max(tiles.rows, 1):  # whole tiles of tokens, a padded copy

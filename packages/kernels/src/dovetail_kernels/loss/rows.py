@@ -17,7 +17,7 @@ them.
 A tile of tokens takes every n-th token, not neighbours. If a mesh shards tokens, the tile is then
 sharded alike, and cutting it moves no data between devices. The last tile of columns overlaps the
 one before it, and repeated columns count as -inf. The head is never padded, because a padded column
-with a logit of 0 would count.
+with a logit of 0 would count. A tile of the whole vocabulary needs no loop over columns.
 """
 
 from collections.abc import Callable
@@ -105,12 +105,12 @@ def stats_and_gradients(
     def step(i: Array, carry: tuple) -> tuple:
         per_token, sums, kept = carry
         tile = _tile(cut, i)
-        stats, best, kept = _forward(head, tile, kept)
+        stats, best, z = _forward(head, tile, kept)
         factor = _take(factors, i)
         values, pull = jax.vjp(lambda stats: formula(stats, factor), stats)
         (by,) = pull(jnp.ones_like(values))
-        sums = _back(head, tile, i, stats, by, kept, sums)
-        return _put(per_token, (stats, best), i), sums, kept
+        sums = _back(head, tile, i, stats, by, z, sums)
+        return _put(per_token, (stats, best), i), sums, None if kept is None else z
 
     start = vary_over(_token_axes(head, operands), (_no_stats(head, cut), best))
     own = varying((_no_gradients(head, cut, wanted), kept), cut.x, cut.w)
@@ -126,7 +126,9 @@ def _over_tokens(head: Head, operands: Operands, step: Callable[..., Any], start
 
 
 def _over_columns(head: Head, tile: Operands, step: Callable[..., Any], start: Any) -> Any:
-    """Runs `step(j, carry)` over the tiles of columns."""
+    """Runs `step(j, carry)` over the tiles of columns, without a loop if there is one."""
+    if head.tiles.whole:
+        return step(jnp.zeros((), jnp.int32), start)
     vocabulary, columns = tile.w.shape[head.vocab_axis], head.tiles.columns
     with trips(vocabulary, columns):  # without the overlap of the last two
         return lax.fori_loop(0, -(-vocabulary // columns), step, start)
@@ -234,20 +236,22 @@ def _columns(head: Head, j: Array, vocabulary: Any) -> tuple[Array, Array | None
     return columns, columns >= j.astype(jnp.int32) * head.tiles.columns
 
 
-def _weights(head: Head, tile: Operands, j: Array) -> Array:
-    """Returns the head's columns of tile j."""
-    start = _start(head, j, tile.w.shape[head.vocab_axis])
-    return lax.dynamic_slice_in_dim(tile.w, start, head.tiles.columns, axis=head.vocab_axis)
+def _slice(head: Head, array: Array, j: Array, axis: int) -> Array:
+    """Returns the columns of tile j, of an array with those of the whole vocabulary."""
+    if head.tiles.whole:
+        return array
+    start = _start(head, j, array.shape[axis])
+    return lax.dynamic_slice_in_dim(array, start, head.tiles.columns, axis)
 
 
 def _logits(head: Head, tile: Operands, j: Array) -> Array:
     """Returns z [rows, columns] of tile j of the columns."""
     acc = accumulator(tile.x.dtype)
     formula = "md,dv->mv" if head.vocab_axis == 1 else "md,vd->mv"
-    z = product(formula, tile.x, _weights(head, tile, j), dtype=tile.x.dtype)
+    w = _slice(head, tile.w, j, head.vocab_axis)
+    z = product(formula, tile.x, w, dtype=tile.x.dtype)
     if tile.bias is not None:
-        start = _start(head, j, tile.bias.shape[0])
-        z = z + lax.dynamic_slice_in_dim(tile.bias, start, z.shape[1]).astype(acc)[None]
+        z = z + _slice(head, tile.bias, j, 0).astype(acc)[None]
     if head.soft_cap is not None:
         z = head.soft_cap * jnp.tanh(z / head.soft_cap)
     if head.temperature != 1.0:
@@ -259,14 +263,16 @@ def _logits(head: Head, tile: Operands, j: Array) -> Array:
 def _forward(
     head: Head, tile: Operands, kept: Array | None
 ) -> tuple[RowStats, Array, Array | None]:
-    """Returns a tile's RowStats, the index of each largest logit, and `kept` filled with z."""
+    """Returns a tile's RowStats, the index of each largest logit, and z if it is kept."""
     vocabulary = tile.w.shape[head.vocab_axis]
     zeros = jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype))
 
     def step(j: Array, carry: tuple[ColumnSums, Array | None]) -> tuple[ColumnSums, Array | None]:
         sums, kept = carry
         z = _logits(head, tile, j)
-        if kept is not None:
+        if head.tiles.whole:
+            kept = z
+        elif kept is not None:
             kept = lax.dynamic_update_slice_in_dim(kept, z, _start(head, j, vocabulary), axis=1)
         # Again, for 0 tokens: JAX replaces some arrays without elements by constants.
         return varying(_add_columns(head, tile, sums, z, j), tile.x, tile.w), kept
@@ -299,6 +305,7 @@ def _add_columns(head: Head, tile: Operands, sums: ColumnSums, z: Array, j: Arra
     level = jnp.where(raised == -jnp.inf, 0, raised)  # -inf - -inf would be NaN
     shrink = jnp.exp(sums.top - level)
     e = jnp.exp(seen - level[:, None])
+    label = _gather(z, tile.labels) if head.tiles.whole else jnp.sum(jnp.where(hit, z, 0), axis=1)
     total, moment = sums.total, sums.moment
     if head.total:
         total = total + jnp.sum(added, axis=1)
@@ -308,10 +315,16 @@ def _add_columns(head: Head, tile: Operands, sums: ColumnSums, z: Array, j: Arra
         top=raised,
         exps=sums.exps * shrink + jnp.sum(e, axis=1),
         moment=moment,
-        label=sums.label + jnp.sum(jnp.where(hit, z, 0), axis=1),
+        label=sums.label + label,
         total=total,
         best=jnp.where(top > sums.top, first, sums.best),
     )
+
+
+def _gather(z: Array, labels: Array) -> Array:
+    """Returns z at each label, 0 for one of another shard, without a pass over all logits."""
+    at = jnp.clip(labels, 0, z.shape[1] - 1)
+    return jnp.where(labels == at, jnp.take_along_axis(z, at[:, None], axis=1)[:, 0], 0)
 
 
 def _back(
@@ -331,8 +344,7 @@ def _back(
             with recomputed():
                 z = _logits(head, tile, j)
         else:
-            start = _start(head, j, kept.shape[1])
-            z = lax.dynamic_slice_in_dim(kept, start, head.tiles.columns, axis=1)
+            z = _slice(head, kept, j, 1)
         return _add_products(head, tile, own, _logit_gradient(head, tile, stats, by, z, j), j)
 
     zeros = varying(jnp.zeros(tile.x.shape, acc), tile.x, tile.w)
@@ -367,20 +379,21 @@ def _logit_gradient(
 def _add_products(head: Head, tile: Operands, sums: Gradients, g: Array, j: Array) -> Gradients:
     """Adds tile j of the columns to `sums`, from its gradient g of x w + bias."""
     axis = head.vocab_axis
-    start = _start(head, j, tile.w.shape[axis])
     x, w, bias = sums
     if bias is not None:
-        bias = _add_slice(bias, jnp.sum(g, axis=0), start, 0)
+        bias = _add_slice(head, bias, jnp.sum(g, axis=0), j, 0)
     g = g.astype(tile.x.dtype)
     if x is not None:
         formula = "mv,dv->md" if axis == 1 else "mv,vd->md"
-        x = x + product(formula, g, _weights(head, tile, j), dtype=tile.x.dtype)
+        x = x + product(formula, g, _slice(head, tile.w, j, axis), dtype=tile.x.dtype)
     if w is not None:
         formula, pair = ("md,mv->dv", (tile.x, g)) if axis == 1 else ("mv,md->vd", (g, tile.x))
-        w = _add_slice(w, product(formula, *pair, dtype=tile.x.dtype), start, axis)
+        w = _add_slice(head, w, product(formula, *pair, dtype=tile.x.dtype), j, axis)
     return Gradients(x, w, bias)
 
 
-def _add_slice(array: Array, value: Array, start: Array, axis: int) -> Array:
-    old = lax.dynamic_slice_in_dim(array, start, value.shape[axis], axis)
-    return lax.dynamic_update_slice_in_dim(array, old + value, start, axis)
+def _add_slice(head: Head, array: Array, value: Array, j: Array, axis: int) -> Array:
+    new = _slice(head, array, j, axis) + value
+    if head.tiles.whole:
+        return new
+    return lax.dynamic_update_slice_in_dim(array, new, _start(head, j, array.shape[axis]), axis)

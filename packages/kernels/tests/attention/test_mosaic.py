@@ -132,7 +132,7 @@ _OPTIONS = [
 ]
 
 
-def test_is_the_last_choice_before_the_reference():
+def test_comes_before_blocked_on_hopper():
     found = []
 
     def look(q, k, v):
@@ -142,7 +142,7 @@ def test_is_the_last_choice_before_the_reference():
     with _on_hopper():
         jax.eval_shape(look, *_shapes())
     names = [choice.name for choice in found]
-    assert names == ["cudnn", "tokamax", "blocked", "mosaic", "reference"]
+    assert names == ["cudnn", "tokamax", "mosaic", "blocked", "reference"]
     assert next(choice for choice in found if choice.name == "mosaic").refusal is None
 
 

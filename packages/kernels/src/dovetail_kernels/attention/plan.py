@@ -11,6 +11,7 @@ import numpy as np
 from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall
+from dovetail_kernels.attention.whole import is_whole
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device
 
 _AXES = "q [batch, T, heads, head_dim], k [batch, S, kv_heads, head_dim], v [batch, S, kv_heads, g]"
@@ -86,16 +87,23 @@ def plan_attention(
         operation="attention",
         call=call,
         device=target,
-        implementations=_implementations(target.platform),
+        implementations=_implementations(target.platform, whole=is_whole(q, k, v)),
         impl=impl,
     )
 
 
-def _implementations(platform: str) -> list[Implementation[AttentionCall]]:
-    """Returns the implementations, best first."""
-    if platform == "gpu":
-        return [cudnn.CUDNN, tokamax.TOKAMAX, blocked.BLOCKED, mosaic.MOSAIC, reference.REFERENCE]
-    return [blocked.BLOCKED, reference.REFERENCE, tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
+def _implementations(platform: str, *, whole: bool) -> list[Implementation[AttentionCall]]:
+    """Returns the implementations, best first.
+
+    Args:
+        platform: Platform of the call's device.
+        whole: Whether XLA's partitioner cannot divide the call, so that custom calls come first.
+    """
+    if platform != "gpu":
+        others = [tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
+        return [blocked.BLOCKED, reference.REFERENCE, *others]
+    best = [mosaic.MOSAIC, blocked.BLOCKED] if whole else [blocked.BLOCKED, mosaic.MOSAIC]
+    return [cudnn.CUDNN, tokamax.TOKAMAX, *best, reference.REFERENCE]
 
 
 def _unplaced(asked: str, queries: Any, keys: Any) -> ValueError:

@@ -25,7 +25,7 @@ from measure import report
 
 _STATIC = ("window", "soft_cap", "scale", "value_width", "lse", "invariant", "impl")
 # Features that an implementation does not have and cannot refuse, because values decide.
-_UNCLAIMED = {"cudnn": {"isolation"}}
+_UNCLAIMED = {"cudnn": {"isolation"}, "cudnn_packed": {"isolation"}}
 
 
 class Refused(Exception):

@@ -142,7 +142,7 @@ def test_comes_before_blocked_on_hopper():
     with _on_hopper():
         jax.eval_shape(look, *_shapes())
     names = [choice.name for choice in found]
-    assert names == ["cudnn", "tokamax", "mosaic", "blocked", "reference"]
+    assert names == ["cudnn", "tokamax", "cudnn_packed", "mosaic", "blocked", "reference"]
     assert next(choice for choice in found if choice.name == "mosaic").refusal is None
 
 

@@ -73,8 +73,9 @@ class Form(NamedTuple):
     window: int = 0
 
 
-def refuse_version(version: tuple[int, ...] = jax.__version_info__) -> str | None:
+def refuse_version() -> str | None:
     """Returns why the calls of this JAX are not known to be these, or None."""
+    version = jax.__version_info__
     if _FIRST <= version < _UNKNOWN:
         return None
     return (

@@ -109,8 +109,8 @@ def attention(
         none in any implementation.
 
         Under an Explicit mesh, sharded batch and heads run shard by shard. Under `jax.checkpoint`,
-        the residuals of "blocked" and "mosaic" have the name "attn_out". A policy with this name
-        avoids a second forward pass.
+        the residuals of "blocked", "mosaic" and "cudnn_packed" have the name "attn_out". A policy
+        with this name avoids a second forward pass.
     """
     plan = plan_attention(
         q,

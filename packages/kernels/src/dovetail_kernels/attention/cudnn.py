@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """cuDNN's fused attention, through the public `jax.nn.dot_product_attention`.
 
-It is the fastest implementation for the calls it supports, and it checks little. It takes no
-segments, and `jax.nn` passes odd lengths, which fail in the compiler or on the device
-(marin-community/marin#6039). Calls not known to be right, forward and backward, are therefore
-refused here, before tracing.
+It is the fastest implementation for the calls it supports, and it checks little. `jax.nn` has no
+segments (`cudnn_packed` calls cuDNN itself) and passes odd lengths, which fail in the compiler or
+on the device (marin-community/marin#6039). Calls not known to be right, forward and backward, are
+therefore refused here, before tracing.
 
 JAX traces a call of cuDNN only beside a GPU. Elsewhere, as for an absent device, an outline stands
 for it: a call without code, with the same results, residuals and FLOPs. It can be traced, counted
@@ -14,6 +14,7 @@ and lowered; XLA refuses to compile it, by its name.
 
 import functools
 import re
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
 # Before Hopper head_dim is at most 128. Unknown kinds of devices get the smaller bound.
-_HOPPER_OR_LATER = re.compile(r"\b(GH200|H100|H200|H800|H20|GB200|GB300|B100|B200|B300)\b")
+HOPPER_OR_LATER = re.compile(r"\b(GH200|H100|H200|H800|H20|GB200|GB300|B100|B200|B300)\b")
 # cuDNN's flash attention needs compute capability 8.0; these are older.
 _BEFORE_AMPERE = re.compile(r"\b(V100|P100|T4|K80|M60|P4|P40|TITAN V|Quadro RTX)\b")
 _OUTLINE = "dovetail_kernels_outline_of_cudnn_attention"
@@ -36,10 +37,7 @@ _OUTLINE = "dovetail_kernels_outline_of_cudnn_attention"
 def refuse(call: AttentionCall) -> str | None:
     """Returns why cuDNN cannot give the documented answer, forward and backward, or None."""
     return (
-        _refuse_device(call)
-        or blocked.refuse(call)
-        or _refuse_shapes(call)
-        or _refuse_options(call)
+        refuse_device(call) or blocked.refuse(call) or refuse_shapes(call) or refuse_options(call)
     )
 
 
@@ -110,7 +108,8 @@ def _outline_bwd(call: AttentionCall, kept: tuple, cotangent: Array) -> tuple[Ar
 _outline.defvjp(_outline_fwd, _outline_bwd)
 
 
-def _refuse_device(call: AttentionCall) -> str | None:
+def refuse_device(call: AttentionCall) -> str | None:
+    """Returns why cuDNN's attention does not run on the call's device, or None."""
     kind = call.device.kind
     if call.device.platform != "gpu":
         return f"it runs on NVIDIA GPUs, not on {call.device.platform}"
@@ -119,8 +118,9 @@ def _refuse_device(call: AttentionCall) -> str | None:
     return None
 
 
-def _refuse_shapes(call: AttentionCall) -> str | None:
-    largest = 256 if _HOPPER_OR_LATER.search(call.device.kind) else 128
+def refuse_shapes(call: AttentionCall) -> str | None:
+    """Returns why cuDNN cannot take the call's dtype or shapes, or None."""
+    largest = 256 if HOPPER_OR_LATER.search(call.device.kind) else 128
     if call.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 and float16, not {call.dtype}"
     if call.head_dim != call.value_dim:
@@ -135,7 +135,8 @@ def _refuse_shapes(call: AttentionCall) -> str | None:
     return None
 
 
-def _refuse_options(call: AttentionCall) -> str | None:
+def refuse_options(call: AttentionCall, taken: Collection[str] = ()) -> str | None:
+    """Returns why cuDNN cannot take the call's options, or None. Names in `taken` are supported."""
     unknown = {
         "segment_ids": call.segments,
         "positions": call.positions,
@@ -145,7 +146,7 @@ def _refuse_options(call: AttentionCall) -> str | None:
         "mask": call.mask is not None,
         "stats": call.stats,  # jax.nn rounds its log-sum-exp to the dtype of q
     }
-    asked = [name for name, given in unknown.items() if given]
+    asked = [name for name, given in unknown.items() if given and name not in taken]
     if asked:
         return f"it has no {', '.join(asked)}"
     if call.window is not None and not call.causal:

@@ -11,6 +11,7 @@ import numpy as np
 from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall
+from dovetail_kernels.attention.cudnn_packed import CUDNN_PACKED
 from dovetail_kernels.attention.whole import is_whole
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device
 
@@ -100,9 +101,10 @@ def _implementations(platform: str, *, whole: bool) -> list[Implementation[Atten
         whole: Whether XLA's partitioner cannot divide the call, so that custom calls come first.
     """
     if platform != "gpu":
-        others = [tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
+        others = [tokamax.TOKAMAX, cudnn.CUDNN, CUDNN_PACKED, mosaic.MOSAIC]
         return [blocked.BLOCKED, reference.REFERENCE, *others]
-    best = [mosaic.MOSAIC, blocked.BLOCKED] if whole else [blocked.BLOCKED, mosaic.MOSAIC]
+    ours = [CUDNN_PACKED, mosaic.MOSAIC]
+    best = [*ours, blocked.BLOCKED] if whole else [blocked.BLOCKED, *ours]
     return [cudnn.CUDNN, tokamax.TOKAMAX, *best, reference.REFERENCE]
 
 

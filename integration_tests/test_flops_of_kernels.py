@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
 import dovetail_kernels as kernels
@@ -43,6 +44,24 @@ def _pairs(length, *, window=None):
     """Visible pairs of a causal row, from the mask itself."""
     ahead = np.arange(length)[:, None] - np.arange(length)[None]
     return int(((ahead >= 0) & (ahead < (window or length))).sum())
+
+
+def test_packed_attention_of_an_absent_gpu_counts_as_one_document():
+    """By calls of cuDNN with FLOPs in names; the branch for other ids has whole tiles."""
+    b, t, n, k, h = 2, 4096, 16, 4, 128
+    arrays = (x.update(dtype=jnp.bfloat16) for x in _qkv(b, t, n, k, h))
+    mesh = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", None, "cuda"))
+    loss = jax.grad(_sum(_packed, causal=True), (0, 1, 2))
+    with use_abstract_mesh(mesh):
+        grads = count_flops(loss, *arrays, _shape(b, t, dtype=jnp.int32))
+    product = 2 * b * n * _pairs(t) * h
+    assert grads.model == pytest.approx(6 * product, rel=0.02)
+    assert grads.recomputed == pytest.approx(product, rel=0.02)
+    assert grads.opaque == {}
+
+
+def _packed(q, k, v, ids, **options):
+    return kernels.attention(q, k, v, segment_ids=ids, positions=ids, **options)
 
 
 def test_causal_attention_at_32k_counts_half_of_the_scores():

@@ -238,6 +238,23 @@ def test_a_foreign_call_counts_what_it_states():
     assert count_flops(call, x).opaque == {"ffi_call": 1}
 
 
+def test_a_foreign_call_counts_what_the_name_around_it_states():
+    x = jnp.ones((3, 5))
+
+    @jax.custom_vjp
+    def kernel(x):
+        with jax.named_scope("flops=70,again=7"):
+            return jax.ffi.ffi_call("old", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    kernel.defvjp(lambda x: (kernel(x), None), lambda _, g: (kernel(g),))
+
+    def loss(x):
+        return jax.lax.scan(lambda x, _: (kernel(x), None), x, length=3)[0].sum()
+
+    flops = count_flops(jax.grad(loss), x)
+    assert (flops.model, flops.recomputed, flops.opaque) == (2 * 3 * 70, 2 * 3 * 7, {})
+
+
 @pytest.mark.parametrize(
     "mask, window, visible",
     [

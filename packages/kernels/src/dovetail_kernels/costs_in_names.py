@@ -30,6 +30,16 @@ def trips(total: Any, each: Any = 1) -> AbstractContextManager[Any]:
     return jax.named_scope(f"trips={float(Fraction(total) / max(each, 1)):.17g}")
 
 
+def foreign(flops: int, again: int = 0) -> AbstractContextManager[Any]:
+    """States the FLOPs of each `ffi_call` directly inside, whose target takes no attributes.
+
+    Args:
+        flops: FLOPs of its products, without those of the forward pass that it repeats.
+        again: FLOPs of the products that it repeats.
+    """
+    return jax.named_scope(f"flops={flops},again={again}")
+
+
 def recomputed() -> AbstractContextManager[Any]:
     """States that the products inside repeat some of the forward pass.
 

@@ -30,6 +30,7 @@ from dovetail_kernels.attention import _cudnn_call as fused
 from dovetail_kernels.attention import blocked, cudnn, mosaic
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.runs import Runs, find_runs
+from dovetail_kernels.costs_in_names import foreign
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.varying import varying
 
@@ -177,7 +178,10 @@ def _cudnn_forward(
     def of_slice(runs: Runs, q: Array, k: Array, v: Array) -> tuple:
         extents = _extents(call, len(forms), runs)
         calls = zip(forms, extents, strict=True)
-        results = [fused.forward(form, q, k, v, **x, stats=stats) for form, x in calls]
+        results = []
+        for i, (form, x) in enumerate(calls):
+            with foreign(0 if i else _slice_flops(call)):
+                results.append(fused.forward(form, q, k, v, **x, stats=stats))
         outs, statistics = zip(*results, strict=True)
         out = _merged(runs.flat_tokens.reshape(q.shape[:2]), outs)
         return (out, _merged(runs.flat, statistics)) if stats else (out,)
@@ -198,7 +202,11 @@ def _cudnn_backward(
         q, k, v, out, cotangent, lse = arrays
         residuals = {"out": out, "cotangent": cotangent, "lse": lse}
         calls = zip(forms, _extents(call, len(forms), runs), strict=True)
-        gradients = [fused.backward(form, q, k, v, **residuals, **x) for form, x in calls]
+        gradients = []
+        for i, (form, x) in enumerate(calls):
+            flops = 0 if i else _slice_flops(call)
+            with foreign(2 * flops, again=flops // 2):
+                gradients.append(fused.backward(form, q, k, v, **residuals, **x))
         flat = runs.flat_tokens.reshape(q.shape[:2])
         return tuple(_merged(flat, each) for each in zip(*gradients, strict=True))
 
@@ -210,6 +218,11 @@ def _cudnn_backward(
 def _flat(x: Array) -> Array:
     """Joins heads and head_dim: else the next one's layout would be that of cuDNN's results too."""
     return x.reshape(*x.shape[:2], -1)
+
+
+def _slice_flops(call: AttentionCall) -> int:
+    """Counts both products of a slice as of one document per row, by one or two calls together."""
+    return cudnn.CUDNN.work(call).flops * _rows(call) // call.batch
 
 
 def _extents(call: AttentionCall, forms: int, runs: Runs) -> list[dict[str, Any]]:

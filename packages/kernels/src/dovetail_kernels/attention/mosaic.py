@@ -10,6 +10,7 @@ lowers no such kernel (`whole`). With other versions of JAX, whose Pallas differ
 lowered and run by Pallas's interpreter, not on a device.
 """
 
+import dataclasses
 import functools
 import importlib
 import re
@@ -93,6 +94,12 @@ def work(call: AttentionCall) -> Work:
     )
 
 
+def _usual_work(call: AttentionCall) -> Work:
+    """Counts positions of as many queries as keys as the indices, as `visible_pairs` does."""
+    indices = call.positions and call.queries == call.keys
+    return work(dataclasses.replace(call, positions=False) if indices else call)
+
+
 def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
     from dovetail_kernels.attention._mosaic_kernel import KEYS, QUERIES
 
@@ -139,7 +146,7 @@ def forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
         sinks=None if inputs.sinks is None else inputs.sinks.astype(jnp.float32),
         scale=call.scale,
         soft_cap=call.soft_cap,
-        work=work(call),
+        work=_usual_work(call),
     )
     lse, largest = lse[:, :, : call.queries], largest[:, :, : call.queries]
     return out[:, : call.queries], lse.swapaxes(1, 2), largest.max(2)

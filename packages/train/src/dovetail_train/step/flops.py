@@ -12,7 +12,8 @@ A fused operation states what its jaxpr hides, in names that survive every trans
   values decide it, or where some rounds are padding.
 - `jax.named_scope("rematted_computation")`, as JAX names the second forward pass of
   `jax.checkpoint`: products that a backward pass of its own computes again.
-- The `cost_estimate` of a Pallas kernel; attributes of an `ffi_call`.
+- The `cost_estimate` of a Pallas kernel; attributes of an `ffi_call`, or, where its target takes
+  none, `jax.named_scope("flops=70,again=7")` directly around it.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ _Counts = defaultdict[str, Fraction]
 _AGAIN = "rematted_computation"
 # At the end of a name stack, such as "transpose(jvp(attention/trips=12.5))".
 _TRIPS = re.compile(r"trips=([0-9.e+-]+)\)*$")
+_FOREIGN = re.compile(r"flops=([0-9]+),again=([0-9]+)\)*$")
 # Calls whose work the jaxpr does not show, unless they state it.
 _OPAQUE = (
     "core_map",
@@ -74,8 +76,8 @@ def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
     other while loop with products counts once and is in `opaque`, unless it runs directly in
     `jax.named_scope("trips=12.5")`, with the mean number of its rounds. A Pallas kernel counts the
     FLOPs of its `cost_estimate`, and `jax.ffi.ffi_call` its integer attributes `flops` and
-    `recomputed_flops`. `jax.lax.cond` counts its most expensive branch. Elementwise operations are
-    not counted.
+    `recomputed_flops`, or those of `jax.named_scope("flops=70,again=7")` directly around it.
+    `jax.lax.cond` counts its most expensive branch. Elementwise operations are not counted.
 
     Args:
         fn: The function.
@@ -236,6 +238,8 @@ def _stated(eqn: Any) -> tuple[int, int] | None:
         attributes = dict(eqn.params["attributes"])
         if "flops" in attributes:
             return int(attributes["flops"]), int(attributes.get("recomputed_flops", 0))
+        if named := _FOREIGN.search(str(eqn.source_info.name_stack)):
+            return int(named[1]), int(named[2])
     if name == _CUDNN_FORWARD:
         return _scores(eqn), 0
     if name == _CUDNN_BACKWARD:  # dq, dk, dv and the weights' gradient; the logits again

@@ -187,7 +187,7 @@ def test_paged_attention_counts_requests_of_full_length(rows, window, device):
     ids = lambda *shape: _shape(*shape, dtype=jnp.int32)  # noqa: E731, shorter
     args = (
         _shape(rows, n, h),
-        _shape(requests * columns, page, 2, k, h),
+        _shape(requests * columns, 2, page, k, h),
         ids(requests, columns),
         ids(requests),
         ids(requests + 1),

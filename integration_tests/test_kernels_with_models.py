@@ -131,7 +131,7 @@ def _pages(config):
     """One array of pages per layer: of keys alone where the keys hold the values."""
     kinds = [la.attention for la in config.layers]
     entries = [1 if a.cached[1] is None else 2 for a in kinds]
-    shapes = [(12, PAGE, n, *a.cached[0]) for n, a in zip(entries, kinds, strict=True)]
+    shapes = [(12, n, PAGE, *a.cached[0]) for n, a in zip(entries, kinds, strict=True)]
     return [jnp.zeros(shape) for shape in shapes]
 
 

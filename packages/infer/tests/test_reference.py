@@ -18,7 +18,7 @@ TABLE = np.array([[6, 2, 9, 0], [1, 5, 3, 8], [4, 0, 0, 0], [7, 10, 0, 0]], np.i
 def _inputs(latent):
     rng = np.random.default_rng(0)
     q = rng.standard_normal((ROWS, HEADS, WIDTH)).astype(np.float32)
-    pages = rng.standard_normal((12, PAGE, 1 if latent else 2, KV_HEADS, WIDTH))
+    pages = rng.standard_normal((12, 1 if latent else 2, PAGE, KV_HEADS, WIDTH))
     pages[11] = np.nan  # nobody's
     return q, pages.astype(np.float32)
 
@@ -28,18 +28,19 @@ def _oracle(q, pages, *, window=None, soft_cap=None, sinks=None, scale=None, val
     out = np.zeros((ROWS, HEADS, width))
     row = 0
     for request, count in enumerate(COUNTS):
-        kv = pages[TABLE[request]].astype(np.float64).reshape(PAGE * COLUMNS, -1, KV_HEADS, WIDTH)
+        kv = pages[TABLE[request]].astype(np.float64).swapaxes(0, 1)
+        kv = kv.reshape(-1, PAGE * COLUMNS, KV_HEADS, WIDTH)
         for i in range(count):
             position = LENGTHS[request] - count + i
             first = 0 if window is None else max(0, position + 1 - window)
             for n in range(HEADS):
-                k = kv[first : position + 1, 0, n // 2]
+                k = kv[0, first : position + 1, n // 2]
                 logits = k @ q[row, n] * (WIDTH**-0.5 if scale is None else scale)
                 if soft_cap is not None:
                     logits = soft_cap * np.tanh(logits / soft_cap)
                 weights = np.exp(logits)
                 total = weights.sum() + (0 if sinks is None else np.exp(sinks[n]))
-                out[row, n] = weights @ kv[first : position + 1, -1, n // 2, :width] / total
+                out[row, n] = weights @ kv[-1, first : position + 1, n // 2, :width] / total
             row += 1
     return out
 
@@ -75,9 +76,9 @@ def test_writing_changes_the_given_slots_alone(latent):
     slots = np.array([16, -1, 2], np.int32)
     want = pages.copy()
     for i in (0, 2):
-        want[slots[i] // PAGE, slots[i] % PAGE, 0] = k[i]
+        want[slots[i] // PAGE, 0, slots[i] % PAGE] = k[i]
         if not latent:
-            want[slots[i] // PAGE, slots[i] % PAGE, 1] = v[i]
+            want[slots[i] // PAGE, 1, slots[i] % PAGE] = v[i]
     given = None if latent else jnp.asarray(v)
     got = reference.paged_write(jnp.asarray(pages), jnp.asarray(k), given, slots=jnp.asarray(slots))
     np.testing.assert_array_equal(got, want)

@@ -189,9 +189,9 @@ def paged(
         table, starts = table.astype(np.int32), np.arange(rows + 1, dtype=np.int32)
 
         def inputs(rows: int = rows, columns: int = columns, table: Any = table) -> Any:
-            q, pages = normals(0, (rows, heads, width), (rows * columns, PAGE, 2, kv_heads, width))
-            cache = pages[table].reshape(rows, columns * PAGE, 2, kv_heads, width)
-            return q, pages, cache[:, :, 0] + 0, cache[:, :, 1] + 0
+            q, pages = normals(0, (rows, heads, width), (rows * columns, 2, PAGE, kv_heads, width))
+            k, v = (pages[table, i].reshape(rows, columns * PAGE, kv_heads, width) for i in (0, 1))
+            return q, pages, k, v
 
         def ours(q: Any, pages: Any, k: Any, v: Any, n: Any = (table, lengths, starts)) -> Any:
             found = dict(

@@ -39,7 +39,7 @@ def batch(counts: Sequence[int], lengths: Sequence[int], dtype: Any) -> tuple[An
         table[r, : len(ids)] = ids
     keys = jax.random.split(jax.random.key(0))
     q = jax.random.normal(keys[0], (sum(counts), HEADS, WIDTH), dtype)
-    pages = jax.random.normal(keys[1], (len(order), PAGE, 2, KV_HEADS, WIDTH), dtype)
+    pages = jax.random.normal(keys[1], (len(order), 2, PAGE, KV_HEADS, WIDTH), dtype)
     starts = jnp.asarray(np.concatenate([[0], np.cumsum(counts)]), jnp.int32)
     return q, pages, jnp.asarray(table), jnp.asarray(lengths, jnp.int32), starts
 
@@ -50,7 +50,7 @@ def ours(q: Any, pages: Any, table: Any, lengths: Any, starts: Any, **options: A
 
 
 def contiguous(pages: Any, table: Any) -> Any:
-    return pages[table].reshape(len(table), COLUMNS * PAGE, 2, KV_HEADS, WIDTH)
+    return pages[table].swapaxes(1, 2).reshape(len(table), 2, COLUMNS * PAGE, KV_HEADS, WIDTH)
 
 
 def dense(q: Any, cache: Any, lengths: Any, *, counts: Sequence[int]) -> Any:
@@ -59,8 +59,8 @@ def dense(q: Any, cache: Any, lengths: Any, *, counts: Sequence[int]) -> Any:
     place = np.arange(longest)
     rows = np.minimum(starts[:-1, None] + place, len(q) - 1)
     positions = (lengths - np.array(counts))[:, None] + place
-    mask = jnp.arange(cache.shape[1]) <= positions[..., None]
-    out = jax.nn.dot_product_attention(q[rows], cache[:, :, 0], cache[:, :, 1], mask=mask[:, None])
+    mask = jnp.arange(cache.shape[2]) <= positions[..., None]
+    out = jax.nn.dot_product_attention(q[rows], cache[:, 0], cache[:, 1], mask=mask[:, None])
     real = place < np.array(counts)[:, None]
     return out.reshape(-1, HEADS, WIDTH)[np.flatnonzero(real)]
 
@@ -70,7 +70,7 @@ def copied(q: Any, pages: Any, table: Any, lengths: Any, *, counts: Sequence[int
 
 
 def read(pages: Any) -> Any:
-    return jnp.sum(pages.astype(jnp.float32), axis=(0, 1))
+    return jnp.sum(pages.astype(jnp.float32), axis=(0, 2))
 
 
 def timed(program: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -133,7 +133,7 @@ def variants(requests: int, lengths: Sequence[int]) -> None:
     """Decoding over codes, against float32 pages; and over latents, against a copy and jax.nn."""
     q, pages, table, numbers, starts = batch([1] * requests, lengths, jnp.float32)
     slots = jnp.arange(pages.shape[0] * PAGE)
-    k, v = (pages[:, :, i].reshape(-1, KV_HEADS, WIDTH) for i in (0, 1))
+    k, v = (pages[:, i].reshape(-1, KV_HEADS, WIDTH) for i in (0, 1))
     for dtype in ("int8", "float8_e4m3fn"):
         codes = paged_write(QuantizedPages.zeros(pages.shape, dtype), k, v, slots=slots)
         size = codes.codes.nbytes + codes.scales.nbytes
@@ -146,7 +146,7 @@ def variants(requests: int, lengths: Sequence[int]) -> None:
             peer_kv_bytes=pages.nbytes,
         )
     keys = jax.random.split(jax.random.key(2))
-    latents = jax.random.normal(keys[0], (*pages.shape[:2], 1, 1, LATENT + ROTARY))
+    latents = jax.random.normal(keys[0], (len(pages), 1, PAGE, 1, LATENT + ROTARY))
     q = jax.random.normal(keys[1], (requests, 16, LATENT + ROTARY))
     compared(
         f"decode {requests} latent / copied",
@@ -182,11 +182,9 @@ def compared(case: str, one: Any, other: Any, *, atol: float, **conditions: Any)
 
 
 def scatter(pages: Any, k: Any, v: Any, *, slots: Any) -> Any:
-    slots = jnp.where(slots < 0, pages.shape[0] * PAGE, slots)
+    page = jnp.where(slots < 0, len(pages), slots // PAGE)
     rows = jnp.stack([k, v], axis=1)
-    return (
-        pages.reshape(-1, 2, KV_HEADS, WIDTH).at[slots].set(rows, mode="drop").reshape(pages.shape)
-    )
+    return pages.at[page, :, slots % PAGE].set(rows, mode="drop")
 
 
 def writing(tokens: int, dtype: Any) -> None:
@@ -195,7 +193,7 @@ def writing(tokens: int, dtype: Any) -> None:
     slots = jnp.asarray(np.random.default_rng(0).permutation(4096 * PAGE)[:tokens], jnp.int32)
     caches, programs, runs = {}, {}, {}
     for name, function in {"ours": paged_write, "peer": scatter, "again": scatter}.items():
-        caches[name] = jnp.zeros((4096, PAGE, 2, KV_HEADS, WIDTH), dtype)
+        caches[name] = jnp.zeros((4096, 2, PAGE, KV_HEADS, WIDTH), dtype)
         lowered = jax.jit(function, donate_argnums=0).lower(caches[name], k, -k, slots=slots)
         programs[name] = lowered.compile()
 

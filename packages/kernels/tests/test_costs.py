@@ -57,7 +57,7 @@ CASES = {
     "route_tokens, groups": (route_tokens, (_shape(4096, 256),), {"k": 8, **_GROUPED}),
     "paged_write": (
         paged_write,
-        (_shape(500, 16, 2, 8, 64), _NEW, _NEW),
+        (_shape(500, 2, 16, 8, 64), _NEW, _NEW),
         {"slots": _shape(4096, dtype="int32")},
     ),
     "warp_logits": (warp_logits, (_shape(1, 50257),), {}),
@@ -99,7 +99,7 @@ def test_bytes_are_arguments_and_results():
     slots = _shape(10, dtype="int32")
     new = _shape(10, 8, 64)
     # Donated pages are not copied: each new row is read and written.
-    written = traffic(paged_write, _shape(500, 16, 2, 8, 64), new, new, slots=slots)
+    written = traffic(paged_write, _shape(500, 2, 16, 8, 64), new, new, slots=slots)
     assert written == 2 * 2 * 4 * 10 * 8 * 64 + 4 * 10
 
 

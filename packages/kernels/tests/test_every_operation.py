@@ -47,7 +47,7 @@ def normal(*shape):
     return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
 
-PAGES, HEAD, EXPERTS = normal(5, 4, 2, 2, 8), normal(6, 9), normal(2, 6, 5)
+PAGES, HEAD, EXPERTS = normal(5, 2, 4, 2, 8), normal(6, 9), normal(2, 6, 5)
 PACKED = {bits: pack_weights(normal(6, 10), bits=bits, group_size=6) for bits in (4, 8)}
 CODES = jnp.asarray(rng.integers(-99, 99, (1, 6)), jnp.int8)
 

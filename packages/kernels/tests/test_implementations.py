@@ -36,7 +36,7 @@ def _normal(*shape):
 
 _Q = _normal(2, 7, 4, 8)
 _LOSS = _normal(9, 8), _normal(8, 30), jnp.arange(9)
-_PAGES = _normal(5, 4, 2, 1, 8)
+_PAGES = _normal(5, 2, 4, 1, 8)
 _NUMBERS = {
     "page_table": jnp.array([[1, 0], [3, 2]], jnp.int32),
     "kv_lengths": jnp.array([3, 7], jnp.int32),

@@ -65,7 +65,7 @@ def test_paged_attention_and_its_cache():
         return paged_attention(q, pages, page_table=table, kv_lengths=lengths, q_starts=starts)
 
     new = _shape(7, 2, 64)
-    shapes = _shape(7, 4, 64), new, new, _shape(9, 16, 2, 2, 64)
+    shapes = _shape(7, 4, 64), new, new, _shape(9, 2, 16, 2, 64)
     numbers = _integers(7), _integers(3, 5), _integers(3), _integers(4)
     module = lowered(step, *shapes, *numbers, platform="tpu")
     assert "stablehlo.dot_general" in module
@@ -82,14 +82,14 @@ def test_a_cache_of_codes(platform, dtype, latent):
         width = 24 if latent else None
         return paged_attention(q, pages, **numbers, value_width=width, lse=True), pages
 
-    codes = _shape(9, 16, 1 if latent else 2, 2, 64, dtype=jnp.dtype(dtype))
+    codes = _shape(9, 1 if latent else 2, 16, 2, 64, dtype=jnp.dtype(dtype))
     pages = QuantizedPages(codes=codes, scales=_shape(*codes.shape[:-1], dtype=jnp.float32))
     numbers = _integers(7), _integers(3, 5), _integers(3), _integers(4)
     module = lowered(step, _shape(7, 4, 64), _shape(7, 2, 64), pages, *numbers, platform=platform)
     assert "stablehlo.dot_general" in module
     code = {"int8": "i8", "float8_e4m3fn": "f8E4M3FN"}[dtype]
     # Codes of whole pages are only ever codes: no wider copy of the cache.
-    assert f"9x16x{codes.shape[2]}x2x64x{code}>" in module
+    assert f"9x{codes.shape[1]}x16x2x64x{code}>" in module
     assert f"9x16x{codes.shape[2]}x2x64xf32>" not in module
     assert f"9x16x{codes.shape[2]}x2x64xbf16>" not in module
 

@@ -39,7 +39,7 @@ def _paged(rows, heads, kv_heads, size, requests, columns, *, dtype="float32"):
     numbers = {"page_table": (requests, columns), "kv_lengths": (requests,)}
     numbers |= {"q_starts": (requests + 1,)}
     numbers = {name: _shape(*shape, dtype="int32") for name, shape in numbers.items()}
-    pages = _shape(500, size, 2, kv_heads, 64, dtype=dtype)
+    pages = _shape(500, 2, size, kv_heads, 64, dtype=dtype)
     return paged_attention, (_shape(rows, heads, 64, dtype=dtype), pages), numbers
 
 

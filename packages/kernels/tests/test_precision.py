@@ -60,7 +60,7 @@ def _paged(impl):
         numbers = {"page_table": table, "kv_lengths": lengths, "q_starts": starts}
         return paged_attention(q, pages, **numbers, impl=impl)
 
-    arrays = [(5, 4, 16), (6, 8, 2, 2, 16)]
+    arrays = [(5, 4, 16), (6, 2, 8, 2, 16)]
     return step, arrays, (_integers(3, 2), _integers(3), _integers(4))
 
 

@@ -89,7 +89,7 @@ def bare(model: nnx.Module) -> Callable[[], Any]:
         return jnp.argmax(merged.head(x[0]), axis=-1).astype(jnp.int32), pages
 
     heads = CONFIG.layers[0].attention
-    shape = (columns, PAGE, 2, heads.kv_heads, heads.head_dim)
+    shape = (columns, 2, PAGE, heads.kv_heads, heads.head_dim)
     held = [jnp.ones(1, jnp.int32), [jnp.zeros(shape) for _ in CONFIG.layers]]
 
     def steps() -> None:

@@ -21,7 +21,7 @@ __all__ = ["paged_attention", "paged_write", "sample", "warp_logits"]
 
 def paged_attention(
     q: Float[Array, "N n h"],
-    pages: Float[Array, "P page kv k h"],
+    pages: Float[Array, "P kv page k h"],
     *,
     page_table: Int[Array, "R C"],
     kv_lengths: Int[Array, " R"],
@@ -37,7 +37,7 @@ def paged_attention(
 
     Args:
         q: Queries [N, n, h]. Rows from q_starts[-1] on are padding, with output 0.
-        pages: Cache [P, page, 2, k, h], or [P, page, 1, k, h] with `value_width`.
+        pages: Cache [P, 2, page, k, h], or [P, 1, page, k, h] with `value_width`.
         page_table: Page ids [R, C].
         kv_lengths: Number of keys of each request [R].
         q_starts: First row of each request, then the end of the last [R + 1].
@@ -51,7 +51,7 @@ def paged_attention(
     Returns:
         Output [N, n, g] in q's dtype.
     """
-    size, _, key_heads, width = pages.shape[1:]
+    size, key_heads, width = pages.shape[2:]
     requests, columns = page_table.shape
     place = jnp.arange(columns * size)
 
@@ -59,14 +59,14 @@ def paged_attention(
         request = jnp.searchsorted(q_starts[1:], i, side="right")
         request = jnp.minimum(request, requests - 1)
         position = kv_lengths[request] - q_starts[request + 1] + i
-        kv = pages[page_table[request]].astype(jnp.float32)
-        kv = kv.reshape(columns * size, -1, key_heads, width)
+        kv = pages[page_table[request]].astype(jnp.float32).swapaxes(0, 1)
+        kv = kv.reshape(-1, columns * size, key_heads, width)
         seen = place <= position
         if window is not None:
             seen &= place > position - window
-        kv = jnp.where(seen[:, None, None, None], kv, 0)  # an unused page may hold NaN
-        k = jnp.repeat(kv[:, 0], q.shape[0] // key_heads, axis=1)
-        v = jnp.repeat(kv[:, -1, :, :value_width], q.shape[0] // key_heads, axis=1)
+        kv = jnp.where(seen[:, None, None], kv, 0)  # an unused page may hold NaN
+        k = jnp.repeat(kv[0], q.shape[0] // key_heads, axis=1)
+        v = jnp.repeat(kv[-1, :, :, :value_width], q.shape[0] // key_heads, axis=1)
         logits = jnp.einsum("nh,jnh->nj", q.astype(jnp.float32), k)
         logits = logits * (width**-0.5 if scale is None else scale)
         if soft_cap is not None:
@@ -87,24 +87,24 @@ def paged_attention(
 
 
 def paged_write(
-    pages: Float[Array, "P page kv k h"],
+    pages: Float[Array, "P kv page k h"],
     k: Float[Array, "N k h"],
     v: Float[Array, "N k h"] | None,
     *,
     slots: Int[Array, " N"],
-) -> Float[Array, "P page kv k h"]:
+) -> Float[Array, "P kv page k h"]:
     """Returns the pages with k and v written at `slots`.
 
     Args:
-        pages: Cache [P, page, 2, k, h], or [P, page, 1, k, h] if v is None.
+        pages: Cache [P, 2, page, k, h], or [P, 1, page, k, h] if v is None.
         k: Keys [N, k, h].
         v: Values [N, k, h], or None for pages of keys alone.
         slots: Page id * page size + place in the page [N]. -1 writes nothing.
     """
-    count, size = pages.shape[:2]
+    count, size = pages.shape[0], pages.shape[2]
     page = jnp.where(slots < 0, count, slots // size)
     for entry, rows in enumerate((k,) if v is None else (k, v)):
-        pages = pages.at[page, slots % size, entry].set(rows.astype(pages.dtype), mode="drop")
+        pages = pages.at[page, entry, slots % size].set(rows.astype(pages.dtype), mode="drop")
     return pages
 
 

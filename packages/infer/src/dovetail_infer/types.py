@@ -121,8 +121,8 @@ class Operations(Protocol):
 
         Args:
             q: Queries.
-            pages: Cache [pages, page size, 2, k, h] of keys and values. With `value_width` [pages,
-                page size, 1, k, h], where the value is the head of the key.
+            pages: Cache [pages, 2, page size, k, h] of keys and values. With `value_width` [pages,
+                1, page size, k, h], where the value is the head of the key.
             page_table: Entry [r, c] is the page with the keys of request r from c * page size on.
             kv_lengths: Number of keys of each request, its queries included.
             q_starts: First row of each request, then the end of the last.

@@ -21,7 +21,7 @@ def test_rows_know_their_request_and_position():
 def test_keys_are_written_at_their_positions_in_the_layer_s_group():
     rows = requests(TABLES, jnp.array([2, 3, 0]), jnp.array([5, 3, 0]), 7)
     k = jnp.arange(1.0, 8.0).reshape(1, 7, 1, 1) * jnp.ones((1, 7, 1, 2))
-    pages = Pages(jnp.zeros((10, 4, 2, 1, 2)), 1, None)
+    pages = Pages(jnp.zeros((10, 2, 4, 1, 2)), 1, None)
     _, after = PagedAttention(reference, rows)(
         k,
         k,
@@ -38,6 +38,6 @@ def test_keys_are_written_at_their_positions_in_the_layer_s_group():
     want = np.zeros((10, 4))
     want[7, 3], want[6, 0] = 1, 2  # positions 3 and 4 of request 0
     want[8, :3] = 3, 4, 5  # positions 0 to 2 of request 1; rows of padding write nothing
-    np.testing.assert_array_equal(after.array[:, :, 0, 0, 0], want)
-    np.testing.assert_array_equal(after.array[:, :, 1, 0, 1], -want)
+    np.testing.assert_array_equal(after.array[:, 0, :, 0, 0], want)
+    np.testing.assert_array_equal(after.array[:, 1, :, 0, 1], -want)
     assert after.group == 1

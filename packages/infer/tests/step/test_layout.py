@@ -21,7 +21,7 @@ def test_layers_of_equal_windows_share_a_group():
     assert layout.windows == (7, None)
     assert [layer.group for layer in layout.layers] == [0, 1, 0]
     assert layout.vocab_size == 51
-    assert {layer.page_shape(4) for layer in layout.layers} == {(4, 2, 2, 6)}
+    assert {layer.page_shape(4) for layer in layout.layers} == {(2, 4, 2, 6)}
     # Two layers of keys and values: 2 entries, 2 heads, 6 numbers of 4 bytes.
     assert layout.token_bytes(0) == 2 * 2 * 2 * 6 * 4
     assert layout.token_bytes(1) == 2 * 2 * 6 * 4
@@ -30,7 +30,7 @@ def test_layers_of_equal_windows_share_a_group():
 def test_latent_layers_store_keys_alone():
     layer = discover(_model(latent=True), max_length=32).layers[0]
     assert layer.value_width == 3
-    assert layer.page_shape(4) == (4, 1, 1, 6)
+    assert layer.page_shape(4) == (1, 4, 1, 6)
     assert layer.token_bytes == 6 * 4
 
 

@@ -83,7 +83,7 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     "paged_attention": {
         "q": "query",
         "pages": "kv_pages kv_cache",
-        "pages=jnp.stack([k_pages, v_pages], axis=2), [P, page, 2, K, H]": "k_pages v_pages",
+        "pages=jnp.stack([k_pages, v_pages], axis=1), [P, 2, page, K, H]": "k_pages v_pages",
         "page_table": "block_table block_tables page_indices",
         "kv_lengths": "context_lens seq_lens kv_lens lengths cache_seqlens",
         "q_starts": "cu_q_lens cu_seqlens_q query_start_loc",
@@ -101,7 +101,7 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "k": "key",
         "v": "value",
         "pages": "kv_pages kv_cache",
-        "pages=, keys and values in one array [P, page, 2, K, H]": "key_cache value_cache",
+        "pages=, keys and values in one array [P, 2, page, K, H]": "key_cache value_cache",
         "slots": "slot_mapping",
     },
     "linear_cross_entropy": {

@@ -74,7 +74,7 @@ def _paged_write_work(traffic: int, pages: Any, k: Any, v: Any, *, slots: Any) -
     """Counts new rows alone, as for donated pages, if XLA can scatter."""
     whole = device(pages).platform == "cpu" and pages.dtype.name == "bfloat16"
     if whole and jax.__version_info__ < (0, 12):
-        tokens = 4 * pages.shape[0] * pages.shape[1]
+        tokens = 4 * pages.shape[0] * pages.shape[2]
         return Work(flops=0, bytes=traffic, peak_bytes=tokens)
     rows = 2 * (_nbytes(k) + _nbytes(v)) + _nbytes(slots)
     return Work(flops=0, bytes=rows, peak_bytes=8 * slots.shape[0])

@@ -149,8 +149,8 @@ def test_other_implementations_are_unknown():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"pages": jnp.zeros((9, 4, 2, 8))}, r"pages must be \[pages, page, 2, .* Use jnp.stack"),
-        ({"pages": jnp.zeros((9, 4, 2, 2, 8), jnp.int8)}, r"got pages.dtype=int8"),
+        ({"pages": jnp.zeros((9, 2, 4, 8))}, r"pages must be \[pages, 2, page, .* Use jnp.stack"),
+        ({"pages": jnp.zeros((9, 2, 4, 2, 8), jnp.int8)}, r"got pages.dtype=int8"),
         ({"q": jnp.zeros((16, 48))}, r"q must be \[rows, .* q.shape=\(16, 48\) .* Use q.reshape"),
         ({"q": jnp.zeros((16, 6, 7))}, r"with the width 8 of pages, got q.shape=\(16, 6, 7\)"),
         ({"q": jnp.zeros((16, 5, 8))}, r"multiple of the key heads .* heads=5 and key heads=2. Ch"),
@@ -164,24 +164,24 @@ def test_other_implementations_are_unknown():
             r"belongs to pages of one entry .* value_width=4 and .*\. Leave",
         ),
         (
-            {"pages": jnp.zeros((9, 4, 1, 2, 8))},
+            {"pages": jnp.zeros((9, 1, 4, 2, 8))},
             r"got value_width=None .* Use value_width=8",
         ),
         (
-            {"pages": jnp.zeros((9, 4, 1, 2, 8)), "value_width": 9},
+            {"pages": jnp.zeros((9, 1, 4, 2, 8)), "value_width": 9},
             r"from 1 to the width of pages, 8, got value_width=9. Use value_width=8 for the whole",
         ),
         (
-            {"pages": QuantizedPages(codes=jnp.zeros((9, 4, 2, 2, 8), jnp.int16), scales=None)},
+            {"pages": QuantizedPages(codes=jnp.zeros((9, 2, 4, 2, 8), jnp.int16), scales=None)},
             r"codes of int8, float8_e4m3fn, got codes.dtype=int16. Use QuantizedPages.zeros",
         ),
         (
             {
                 "pages": QuantizedPages(
-                    codes=jnp.zeros((9, 4, 2, 2, 8), jnp.int8), scales=jnp.zeros((9, 4, 2, 1))
+                    codes=jnp.zeros((9, 2, 4, 2, 8), jnp.int8), scales=jnp.zeros((9, 2, 4, 1))
                 )
             },
-            r"scales float32\[9, 4, 2, 2\], one .* got float32\[9, 4, 2, 1\]. Use QuantizedPages.z",
+            r"scales float32\[9, 2, 4, 2\], one .* got float32\[9, 2, 4, 1\]. Use QuantizedPages.z",
         ),
         ({"page_table": jnp.zeros(5, jnp.int32)}, r"page_table.shape=\(5,\). Use page_table\[None"),
         ({"page_table": jnp.zeros((5, 0), jnp.int32)}, r"a column at least"),
@@ -212,7 +212,7 @@ def test_parts_of_the_keys_are_merged_by_lse(impl):
     rows = q[:5]
 
     def attend(k, v):
-        pages = jnp.stack([k, v], axis=1).reshape(-1, 4, 2, 6, 8)
+        pages = jnp.stack([x.reshape(-1, 4, 6, 8) for x in (k, v)], axis=1)
         # Five requests of one row each: the row is the last and sees every key.
         table = jnp.tile(jnp.arange(pages.shape[0]), (5, 1))
         lengths, starts = jnp.full(5, k.shape[0]), jnp.arange(6)
@@ -248,7 +248,7 @@ def test_absorbed_latent_attention_is_attention_over_keys_and_values(impl):
     want = np.einsum("nts,sl,nvl->tnv", weights, c, up_v)
     # Absorbed: queries in the space of latents, one key head, the value is the latent.
     entries = np.pad(np.concatenate([c, k_rotary], axis=1), ((0, 3), (0, 0)))
-    pages = jnp.asarray(entries.reshape(6, 4, 1, 1, latent + rotary), jnp.float32)
+    pages = jnp.asarray(entries.reshape(6, 1, 4, 1, latent + rotary), jnp.float32)
     absorbed = np.concatenate([np.einsum("tnw,nwl->tnl", q, up_k), q_rotary], axis=-1)
     out = paged_attention(
         jnp.asarray(absorbed, jnp.float32),

@@ -134,7 +134,7 @@ def test_invariant_rows_have_the_same_bits_in_any_chunks(options, dtype):
     kv_heads = options.get("kv_heads", 2)
     entries = 1 if "latent" in options else 2
     more = {"value_width": 24} if "latent" in options else {"window": options.get("window")}
-    pages = jnp.asarray(rng.standard_normal((12, 16, entries, kv_heads, width), np.float32))
+    pages = jnp.asarray(rng.standard_normal((12, entries, 16, kv_heads, width), np.float32))
     q = rng.standard_normal((tokens, 8, width)).astype(np.float32)
     if dtype == jnp.int8:
         scales = jnp.asarray(rng.uniform(0.01, 0.02, pages.shape[:-1]).astype(np.float32))
@@ -247,7 +247,7 @@ def shapes(*, rows, requests, columns, pages, dtype, heads=8, kv_heads=2, width=
     struct = jax.ShapeDtypeStruct
     return (
         struct((rows, heads, width), dtype),
-        struct((pages, 16, 2, kv_heads, width), dtype),
+        struct((pages, 2, 16, kv_heads, width), dtype),
         {
             "page_table": struct((requests, columns), jnp.int32),
             "kv_lengths": struct((requests,), jnp.int32),
@@ -275,7 +275,7 @@ def test_keys_keep_their_order_within_a_head():
     """A product's own transposition, [K, H, B], is one element at a time over all heads."""
     q, pages, numbers = shapes(rows=1, requests=1, columns=8, pages=8, dtype=jnp.float32)
     text = compiled(q, pages, numbers).as_text()
-    kv_heads, width, block = pages.shape[3], pages.shape[4], 8 * pages.shape[1]
+    kv_heads, width, block = pages.shape[3], pages.shape[4], 8 * pages.shape[2]
     assert f"f32[{kv_heads},{block},{width}]" in text
     assert f"f32[{kv_heads},{width},{block}]" not in text
 

@@ -72,10 +72,10 @@ def test_written_and_attended(dtype):
     rng = np.random.default_rng(1)
     k, v = jnp.asarray(rng.standard_normal((2, 40, 2, 16)), jnp.float32)
     q = jnp.asarray(rng.standard_normal((3, 4, 16)), jnp.float32)
-    pages = QuantizedPages.zeros((12, 4, 2, 2, 16), dtype)
+    pages = QuantizedPages.zeros((12, 2, 4, 2, 16), dtype)
     slots = rng.permutation(48)[:40]
     pages = jax.jit(paged_write, donate_argnums=0)(pages, k, v, slots=slots)
-    by_slot = read(pages).reshape(48, 2, 2, 16)
+    by_slot = read(pages).swapaxes(1, 2).reshape(48, 2, 2, 16)
     assert (np.abs(by_slot[slots, 0] - k) <= bound(k, dtype)).all()
     assert (np.abs(by_slot[slots, 1] - v) <= bound(v, dtype)).all()
     unused = np.setdiff1d(np.arange(48), slots)
@@ -95,7 +95,7 @@ def test_written_and_attended(dtype):
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_donated_codes_are_updated_in_place(dtype):
-    pages = QuantizedPages.zeros((64, 8, 2, 4, 16), dtype)
+    pages = QuantizedPages.zeros((64, 2, 8, 4, 16), dtype)
     k, v = jax.random.normal(jax.random.key(0), (2, 4, 4, 16))
     slots = jnp.array([5, -1, 500, 17])
     write = jax.jit(paged_write, donate_argnums=0).lower(pages, k, v, slots=slots).compile()
@@ -109,7 +109,7 @@ def test_donated_codes_are_updated_in_place(dtype):
 def test_no_float_copy_of_the_codes(dtype):
     """Neither all codes (4 MiB) nor their floats: blocks alone."""
     struct = jax.ShapeDtypeStruct
-    shape = (4096, 16, 2, 2, 16)
+    shape = (4096, 2, 16, 2, 16)
     pages = QuantizedPages(codes=struct(shape, dtype), scales=struct(shape[:-1], jnp.float32))
     numbers = {"page_table": (4, 1024), "kv_lengths": (4,), "q_starts": (5,)}
     numbers = {name: struct(size, jnp.int32) for name, size in numbers.items()}
@@ -120,24 +120,24 @@ def test_no_float_copy_of_the_codes(dtype):
 
 @pytest.mark.thorough
 def test_latent_pages_are_written():
-    pages, k = jnp.zeros((3, 2, 1, 1, 5)), jax.random.normal(jax.random.key(0), (2, 1, 5))
+    pages, k = jnp.zeros((3, 1, 2, 1, 5)), jax.random.normal(jax.random.key(0), (2, 1, 5))
     written = paged_write(pages, k, None, slots=np.array([4, -1]))
     np.testing.assert_array_equal(written[2, 0, 0], k[0])
     assert not written[:2].any()
-    empty = QuantizedPages.zeros((3, 2, 1, 1, 5))
+    empty = QuantizedPages.zeros((3, 1, 2, 1, 5))
     codes = paged_write(empty, k, None, slots=np.array([4, 1], np.uint8))
-    assert (np.abs(read(codes)[[2, 0], [0, 1], 0] - k) <= bound(k, "int8")).all()
+    assert (np.abs(read(codes)[[2, 0], 0, [0, 1]] - k) <= bound(k, "int8")).all()
 
 
 @pytest.mark.parametrize(
     "v, entries, message",
     [
         (None, 2, r"v must be None .* only for them, got v=None and .* Pass the values"),
-        ((4, 2, 8), 1, r"got v=\[4, 2, 8\] and pages.shape=\(3, 2, 1, 2, 8\). Use v=None"),
+        ((4, 2, 8), 1, r"got v=\[4, 2, 8\] and pages.shape=\(3, 1, 2, 2, 8\). Use v=None"),
     ],
 )
 def test_values_belong_to_pages_of_two_entries(v, entries, message):
-    pages, k = jnp.zeros((3, 2, entries, 2, 8)), jnp.zeros((4, 2, 8))
+    pages, k = jnp.zeros((3, entries, 2, 2, 8)), jnp.zeros((4, 2, 8))
     v = None if v is None else jnp.zeros(v)
     with pytest.raises(ValueError, match=message):
         paged_write(pages, k, v, slots=jnp.arange(4))

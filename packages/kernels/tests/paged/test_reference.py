@@ -28,7 +28,7 @@ def test_work():
     numbers = {"page_table": (2, 6), "kv_lengths": (2,), "q_starts": (3,)}
     numbers = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in numbers.items()}
     q = jax.ShapeDtypeStruct((9, 8, 32), jnp.float32)
-    pages = jax.ShapeDtypeStruct((20, 16, 2, 2, 32), jnp.float32)
+    pages = jax.ShapeDtypeStruct((20, 2, 16, 2, 32), jnp.float32)
     plan = plan_paged_attention(q, pages, **numbers, impl="reference")
     work = plan.choose().work(plan.call)
     inputs = PagedInputs(q, pages, *numbers.values(), None)

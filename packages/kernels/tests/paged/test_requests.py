@@ -12,7 +12,7 @@ from dovetail_kernels.paged.requests import requests
 
 PAGES, PAGE, ROWS = 9, 4, 6
 q = jax.random.normal(jax.random.key(0), (ROWS, 4, 8))
-pages = jax.random.normal(jax.random.key(1), (PAGES, PAGE, 2, 2, 8))
+pages = jax.random.normal(jax.random.key(1), (PAGES, 2, PAGE, 2, 8))
 GOOD = {
     "page_table": np.array([[3, 1, -1, 99], [8, 0, 5, 2]], np.int32),
     "kv_lengths": np.array([7, 16], np.int32),

@@ -65,7 +65,7 @@ def test_chunks_and_tokens_over_pages_equal_one_contiguous_sequence():
     ]
     free = rng.permutation(len(TOTALS) * COLUMNS).tolist()
     table = np.full((len(TOTALS), COLUMNS), -1, np.int32)
-    pages = jnp.full((len(free), PAGE, 2, KV_HEADS, WIDTH), jnp.nan)
+    pages = jnp.full((len(free), 2, PAGE, KV_HEADS, WIDTH), jnp.nan)
     done, found = [0] * len(TOTALS), [[] for _ in TOTALS]
     for counts in CHUNKS:
         where = np.arange(TIME)[None] < np.array(counts)[:, None]

@@ -15,7 +15,7 @@ from dovetail_kernels.testing.paged import check_paged_write
 
 def arrays(*, tokens=4, pages=64, dtype=jnp.float32):
     k, v = jax.random.normal(jax.random.key(0), (2, tokens, 4, 16), dtype)
-    return jnp.zeros((pages, 8, 2, 4, 16), dtype), k, v
+    return jnp.zeros((pages, 2, 8, 4, 16), dtype), k, v
 
 
 @pytest.mark.thorough
@@ -80,7 +80,7 @@ def test_gradient_and_vmap():
         return jnp.vdot(written, weight)
 
     dpages, dk, dv = gradient((pages, k, v))
-    want = np.asarray(weight).reshape(2, 24, 2, 4, 16)
+    want = np.asarray(weight).swapaxes(2, 3).reshape(2, 24, 2, 4, 16)
     kept = np.ones((2, 24, 1, 1, 1))
     want_k, want_v = np.zeros(k.shape), np.zeros(v.shape)
     for batch, token in np.argwhere(slots >= 0):
@@ -90,7 +90,7 @@ def test_gradient_and_vmap():
         kept[batch, slot] = 0
     np.testing.assert_allclose(dk, want_k, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(dv, want_v, rtol=1e-6, atol=1e-6)
-    want_pages = (want * kept).sum(0).reshape(pages.shape)
+    want_pages = (want * kept).sum(0).reshape(3, 8, 2, 4, 16).swapaxes(1, 2)
     np.testing.assert_allclose(dpages, want_pages, rtol=1e-6, atol=1e-6)
 
 
@@ -104,11 +104,15 @@ def test_a_traced_slot_beyond_the_last_writes_nothing():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"pages": jnp.zeros((3, 8, 4, 16))}, r"third axis keys and values .* pages.shape=\(3, "),
-        ({"pages": jnp.zeros((3, 8, 3, 4, 16))}, r"Use jnp.stack\(\[k, v\], axis=2\)"),
-        ({"pages": jnp.zeros((3, 8, 2, 4, 16), jnp.int8)}, r"=int8. Convert .* or use QuantizedP"),
+        ({"pages": jnp.zeros((3, 8, 4, 16))}, r"second axis keys and values .* pages.shape=\(3, "),
+        ({"pages": jnp.zeros((3, 3, 8, 4, 16))}, r"Use jnp.stack\(\[k, v\], axis=1\)"),
         (
-            {"pages": jax.ShapeDtypeStruct((2**28, 8, 2, 4, 16), jnp.float32)},
+            {"pages": jnp.zeros((3, 8, 2, 4, 16))},
+            r"got pages.*2, 4, 16\). Use pages.swapaxes\(1, 2",
+        ),
+        ({"pages": jnp.zeros((3, 2, 8, 4, 16), jnp.int8)}, r"=int8. Convert .* or use QuantizedP"),
+        (
+            {"pages": jax.ShapeDtypeStruct((2**28, 2, 8, 4, 16), jnp.float32)},
             r"fewer than 2\*\*31 keys, .* Split the cache",
         ),
         (
@@ -151,5 +155,5 @@ def test_slots_beyond_int32_write_nothing():
         slots = jnp.array([2**32, 2**40 + 1, -(2**32) + 2, 5], jnp.int64)
         found = jax.jit(paged_write)(pages + 1, k, v, slots=slots)
     want = np.ones(pages.shape, np.float32)
-    want[0, 5] = np.stack([k[3], v[3]])
+    want[0, :, 5] = np.stack([k[3], v[3]])
     np.testing.assert_array_equal(found, want)

@@ -143,7 +143,7 @@ def codes_of(q, codes, scales):
 
 def paged_cases() -> dict[str, Case]:
     """Returns the operations on a cache of pages."""
-    pages, rows = normal(11, 5, 4, 2, 2, 8), normal(12, 4, 4, 8)
+    pages, rows = normal(11, 5, 2, 4, 2, 8), normal(12, 4, 4, 8)
     heads = P(None, None, None, "d")
     codes, scales = jnp.round(30 * pages).astype(jnp.int8), jnp.abs(normal(19, *pages.shape[:-1]))
     return {
@@ -153,7 +153,7 @@ def paged_cases() -> dict[str, Case]:
         ),
         "paged_attention, latent": Case(
             lambda q, pages: pages_of(q, pages, value_width=5),
-            (rows, pages[:, :, :1, :1]),
+            (rows, pages[:, :1, :, :1]),
             (P(None, "d"), P()),
             P(None, "d"),
         ),

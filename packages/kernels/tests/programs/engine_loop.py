@@ -104,7 +104,7 @@ def resident_bytes():
 
 def main():
     jax.monitoring.register_event_duration_secs_listener(listen)
-    pages = jnp.zeros((ROWS * COLUMNS, PAGE, 2, KV_HEADS, WIDTH))
+    pages = jnp.zeros((ROWS * COLUMNS, 2, PAGE, KV_HEADS, WIDTH))
     number, states = 0, []
     for limit in (WARM, CALLS):
         while calls.total() < limit:

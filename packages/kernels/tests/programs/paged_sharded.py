@@ -58,7 +58,7 @@ for mesh in (explicit, auto):
     check(sharded(mesh), codes, grad=False)
 
 # Donated and sharded: in place, no collective, the same rows.
-pages = np.random.default_rng(0).standard_normal((5, 3, 2, 8, 7)).astype(np.float32)
+pages = np.random.default_rng(0).standard_normal((5, 2, 3, 8, 7)).astype(np.float32)
 k, v = np.random.default_rng(1).standard_normal((2, 4, 8, 7)).astype(np.float32)
 slots = jnp.array([14, 0, -1, 7], jnp.int32)
 want = np.asarray(paged_write(*map(jnp.asarray, (pages, k, v)), slots=slots))

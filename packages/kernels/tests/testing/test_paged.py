@@ -35,7 +35,7 @@ def oracle(*, wrong=None, refused=frozenset()):
             heads=q.shape[1],
             kv_heads=codes_of(pages).shape[3],
             width=q.shape[2],
-            page_size=codes_of(pages).shape[1],
+            page_size=codes_of(pages).shape[2],
             pages_dtype=codes_of(pages).dtype.name,
             **options,
         )
@@ -159,11 +159,12 @@ def test_gradients_of_the_oracle_by_differences(name):
 
 
 def written(pages, k, v, *, slots):
-    flat = np.array(pages).reshape(-1, *pages.shape[2:])
+    by_place = np.array(pages).swapaxes(1, 2)
+    flat = by_place.reshape(-1, *by_place.shape[2:])
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
             flat[slot] = np.stack([k[row], v[row]])
-    return jnp.asarray(flat.reshape(pages.shape))
+    return jnp.asarray(flat.reshape(by_place.shape).swapaxes(1, 2))
 
 
 def test_check_of_writing():

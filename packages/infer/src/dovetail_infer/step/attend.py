@@ -25,7 +25,7 @@ class Pages:
     """Cache entry of a layer.
 
     Attributes:
-        array: Pages [P, page, 2, k, h], or [P, page, 1, k, h] with `value_width`.
+        array: Pages [P, 2, page, k, h], or [P, 1, page, k, h] with `value_width`.
         group: Page group, which has the page tables.
         value_width: Width of a value that is the head of the key, or None.
     """
@@ -124,7 +124,7 @@ class PagedAttention:
         rows, pages = self.requests, kv.array
         k = k[0].astype(pages.dtype)
         values = None if kv.value_width is not None else v[0].astype(pages.dtype)
-        slots = self._slots(rows.tables[kv.group], pages.shape[1])
+        slots = self._slots(rows.tables[kv.group], pages.shape[2])
         pages = self.operations.paged_write(pages, k, values, slots=slots)
         out = self.operations.paged_attention(
             q[0],

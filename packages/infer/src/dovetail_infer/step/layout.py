@@ -42,8 +42,8 @@ class LayerCache:
     dtype: np.dtype
 
     def page_shape(self, page_size: int) -> tuple[int, int, int, int]:
-        """Returns the shape of one page: tokens, entries, key heads, width."""
-        return page_size, 2 if self.value_width is None else 1, self.heads, self.width
+        """Returns the shape of one page: entries, tokens, key heads, width."""
+        return 2 if self.value_width is None else 1, page_size, self.heads, self.width
 
     @property
     def token_bytes(self) -> int:

@@ -29,7 +29,7 @@ from dovetail_kernels.paged.requests import check, int32
 @operation
 def paged_attention(
     q: Float[Array, "M N H"],
-    pages: Float[Array, "P page kv K H"] | QuantizedPages,
+    pages: Float[Array, "P kv page K H"] | QuantizedPages,
     *,
     page_table: Integer[Array, "R C"] | Integer[np.ndarray, "R C"],
     kv_lengths: Integer[Array, " R"] | Integer[np.ndarray, " R"],
@@ -54,7 +54,7 @@ def paged_attention(
     Args:
         q: Queries [M, N, H]. Rows from q_starts[-1] on are padding: their output is 0 and they may
             hold anything. Heads may be sharded.
-        pages: Cache [P, page, 2, K, H] of any float dtype; [:, :, 0] are keys and [:, :, 1] values.
+        pages: Cache [P, 2, page, K, H] of any float dtype; [:, 0] are keys and [:, 1] values.
             Or `QuantizedPages`. Blocks are converted when they are used. Key heads may be sharded,
             by the mesh axis of q's heads.
         page_table: Page ids [R, C], integers. Entry [r, c] holds keys c * page to (c + 1) * page of
@@ -67,7 +67,7 @@ def paged_attention(
         sinks: One logit per head [N], added to the denominator only. May be sharded like q.
         scale: Default 1 / sqrt(H).
         value_width: For latent attention (DeepSeek-V2, 2405.04434, section 2.1, with absorbed
-            projections): pages [P, page, 1, K, H] hold one entry for each key, and the value is its
+            projections): pages [P, 1, page, K, H] hold one entry for each key, and the value is its
             first `value_width` elements. None for pages of keys and values.
         lse: Also return the log-sum-exp of each row's logits, to merge attention over parts of the
             keys: out = Σ exp(lse_i - lse) out_i with lse = log Σ exp(lse_i).
@@ -93,7 +93,7 @@ def paged_attention(
 
         >>> import jax.numpy as jnp
         >>> from dovetail_kernels import paged_attention
-        >>> pages = jnp.arange(16.0).reshape(2, 4, 2, 1, 1)
+        >>> pages = jnp.arange(16.0).reshape(2, 2, 4, 1, 1)
         >>> table, lengths = jnp.array([[1, 0]], jnp.int32), jnp.array([3], jnp.int32)
         >>> out = paged_attention(jnp.zeros((1, 1, 1)), pages, page_table=table, kv_lengths=lengths,
         ...                       q_starts=jnp.array([0, 1], jnp.int32))
@@ -165,7 +165,7 @@ def plan_paged_attention(
     Args:
         q: As in `paged_attention`, like all arguments. Arrays, or anything with a shape and a
             dtype.
-        pages: Cache [P, page, 2, K, H].
+        pages: Cache [P, 2, page, K, H].
         page_table: Page ids [R, C].
         kv_lengths: Number of keys of each request, [R].
         q_starts: First row of each request, then the end of the last, [R + 1].
@@ -201,7 +201,7 @@ def plan_paged_attention(
         kv_heads=pages.shape[3],
         width=q.shape[2],
         pages=pages.shape[0],
-        page_size=pages.shape[1],
+        page_size=pages.shape[2],
         requests=page_table.shape[0],
         columns=page_table.shape[1],
         dtype=np.dtype(q.dtype).name,
@@ -283,11 +283,11 @@ def _check_options(*, window: int | None, soft_cap: float | None, scale: float |
 
 
 def _check_value_width(value_width: int | None, pages: Any) -> None:
-    entries, width = pages.shape[2], pages.shape[4]
+    entries, width = pages.shape[1], pages.shape[4]
     if (entries == 1) != (value_width is not None):
         use = "Leave it out" if entries == 2 else f"Use value_width={width}, or less"
         raise ValueError(
-            f"value_width belongs to pages of one entry for each key, [pages, page, 1, key heads, "
+            f"value_width belongs to pages of one entry for each key, [pages, 1, page, key heads, "
             f"width], and they to it, got value_width={value_width} and "
             f"pages.shape={tuple(pages.shape)}. {use}."
         )

@@ -112,7 +112,7 @@ class PagedInputs(NamedTuple):
     """
 
     q: Float[Array, "M N H"]
-    pages: Float[Array, "P page kv K H"] | QuantizedPages
+    pages: Float[Array, "P kv page K H"] | QuantizedPages
     page_table: Int[Array, "R C"]
     kv_lengths: Int[Array, " R"]
     q_starts: Int[Array, " R1"]

@@ -303,7 +303,7 @@ def _block(
 ) -> tuple[_Block, Any]:
     """Returns one block per lane, and the positions of its keys, [L, B]."""
     codes = codes_of(pages)
-    page_size = codes.shape[1]
+    page_size = codes.shape[2]
     # A finished lane reads its last block again; every position there is beyond its rows.
     column = jnp.minimum(block_L * per_block, ids_LC.shape[1] - per_block)
     ids = jax.vmap(lambda row, at: lax.dynamic_slice(row, (at,), (per_block,)))(ids_LC, column)
@@ -315,7 +315,7 @@ def _block(
     def gathered(array: Any, which: int, *, bits: bool) -> Any:
         return _rows(array, ids, which, step, bits=bits).reshape(len(ids), keys, *array.shape[3:])
 
-    which = range(codes.shape[2])
+    which = range(codes.shape[1])
     kv = [gathered(codes, i, bits=bits) for i in which]
     scales = [None]
     if isinstance(pages, QuantizedPages):
@@ -334,7 +334,7 @@ def _by_head(k_LBKH: Any, *, platform: str) -> Any:
 
 
 def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
-    """Gathers pages[ids, :, which], keys or values: each is transposed for its own product.
+    """Gathers pages[ids, which], keys or values: each is transposed for its own product.
 
     `bits` gathers them as integers. XLA for CPU computes a bfloat16 gather in float32 (until jax
     0.12; one of float8 in float16), converts all pages for it, and moves the conversion out of the
@@ -342,10 +342,10 @@ def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
     in it, keeps their conversion inside.
     """
     if not bits:
-        return pages.at[ids, :, which].get(mode="promise_in_bounds")
+        return pages.at[ids, which].get(mode="promise_in_bounds")
     pages, _ = lax.optimization_barrier((pages, step))
     integers = lax.bitcast_convert_type(pages, f"uint{8 * pages.dtype.itemsize}")
-    gathered = integers.at[ids, :, which].get(mode="promise_in_bounds")
+    gathered = integers.at[ids, which].get(mode="promise_in_bounds")
     return lax.bitcast_convert_type(gathered, pages.dtype)
 
 

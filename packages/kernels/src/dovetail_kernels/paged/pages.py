@@ -29,18 +29,18 @@ class QuantizedPages:
     m / 448 / 1024 (float8_e4m3fn). A key or value that is not finite reads as NaN.
 
     Attributes:
-        codes: Codes [P, page, 2, K, H], int8 or float8_e4m3fn; [P, page, 1, K, H] for latent
+        codes: Codes [P, 2, page, K, H], int8 or float8_e4m3fn; [P, 1, page, K, H] for latent
             attention.
-        scales: Scales f32[P, page, 2, K].
+        scales: Scales f32[P, 2, page, K].
 
     Example:
 
         >>> import jax.numpy as jnp
         >>> from dovetail_kernels import QuantizedPages, paged_write
-        >>> pages = QuantizedPages.zeros((2, 4, 2, 1, 2), "int8")
+        >>> pages = QuantizedPages.zeros((2, 2, 4, 1, 2), "int8")
         >>> k = jnp.array([[[127.0, -64.0]]])
         >>> pages = paged_write(pages, k, k / 127, slots=jnp.array([1]))
-        >>> pages.codes[0, 1, :, 0].tolist(), pages.scales[0, 1, 0, 0].tolist()
+        >>> pages.codes[0, :, 1, 0].tolist(), pages.scales[0, 0, 1, 0].tolist()
         ([[127, -64], [127, -64]], 1.0)
     """
 
@@ -61,7 +61,7 @@ class QuantizedPages:
 
 
 def codes_of(pages: Any) -> Any:
-    """Returns the array [P, page, 2, K, H]: the codes, or the pages themselves."""
+    """Returns the array [P, 2, page, K, H]: the codes, or the pages themselves."""
     return pages.codes if isinstance(pages, QuantizedPages) else pages
 
 
@@ -83,15 +83,16 @@ def check_pages(pages: Any) -> None:
     """Checks the shape and the dtype of a cache.
 
     Raises:
-        ValueError: `pages` is not [P, page, 2, K, H] or [P, page, 1, K, H] with a supported dtype
+        ValueError: `pages` is not [P, 2, page, K, H] or [P, 1, page, K, H] with a supported dtype
             and fewer than 2**31 keys, or the scales do not fit the codes.
     """
     array = codes_of(pages)
-    if len(array.shape) != 5 or array.shape[2] not in (1, 2) or 0 in array.shape[1:]:
+    if len(array.shape) != 5 or array.shape[1] not in (1, 2) or 0 in array.shape[1:]:
+        swapped = len(array.shape) == 5 and array.shape[2] in (1, 2)
+        use = "pages.swapaxes(1, 2)" if swapped else "jnp.stack([k, v], axis=1) of such a k, v"
         raise ValueError(
-            f"pages must be [pages, page, 2, key heads, width], its third axis keys and values (or "
-            f"1 entry, with value_width), got pages.shape={tuple(array.shape)}. Use "
-            f"jnp.stack([k, v], axis=2) of such a k, v."
+            f"pages must be [pages, 2, page, key heads, width], its second axis keys and values "
+            f"(or 1 entry, with value_width), got pages.shape={tuple(array.shape)}. Use {use}."
         )
     if isinstance(pages, QuantizedPages):
         _check_scales(pages)
@@ -100,7 +101,7 @@ def check_pages(pages: Any) -> None:
             f"pages must be of {', '.join(FLOATS)}, got pages.dtype={array.dtype}. Convert them to "
             f"one, as pages.astype(jnp.bfloat16), or use QuantizedPages for codes with scales."
         )
-    keys = array.shape[0] * array.shape[1]
+    keys = array.shape[0] * array.shape[2]
     if not is_symbolic(keys) and keys >= 2**31:
         raise ValueError(
             f"pages must hold fewer than 2**31 keys, which i32 slots can name, got "

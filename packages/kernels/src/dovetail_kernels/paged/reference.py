@@ -37,9 +37,9 @@ def run(call: PagedCall, inputs: PagedInputs) -> Any:
         seen = j <= position
         if call.window is not None:
             seen &= j > position - min(call.window, call.keys + 1)
-        kv = _entries(pages, batch.page_ids[request], dtype).reshape(call.keys, -1, *entry)
-        kv = jnp.where(seen[:, None, None, None], kv, 0)
-        kv = jnp.repeat(kv, heads // entry[0], axis=2).swapaxes(0, 1)
+        kv = _entries(pages, batch.page_ids[request], dtype).swapaxes(0, 1)
+        kv = jnp.where(seen[:, None, None], kv.reshape(-1, call.keys, *entry), 0)
+        kv = jnp.repeat(kv, heads // entry[0], axis=2)
         k, v = kv[0], kv[-1, :, :, : call.out_width]
         logits = call.scale * product("nh,jnh->nj", q.astype(dtype), k, dtype=call.operands)
         if call.soft_cap is not None:

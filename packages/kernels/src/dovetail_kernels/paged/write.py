@@ -29,24 +29,24 @@ from dovetail_kernels.paged.requests import int32, known_integers
 
 @operation
 def paged_write(
-    pages: Float[Array | np.ndarray, "P page kv K H"] | QuantizedPages,
+    pages: Float[Array | np.ndarray, "P kv page K H"] | QuantizedPages,
     k: Float[Array | np.ndarray, "M K H"],
     v: Float[Array | np.ndarray, "M K H"] | None,
     *,
     slots: Integer[Array, " M"] | Integer[np.ndarray, " M"],
 ) -> Any:
-    """Sets pages[slots // page, slots % page] = (k, v) for every slot that is not negative.
+    """Sets pages[slots // page, :, slots % page] = (k, v) for every slot that is not negative.
 
     To update in place, donate: `jax.jit(paged_write, donate_argnums=0)`. Then only the new rows are
     written. On a CPU float8, and bfloat16 before jax 0.12, are exceptions: XLA has no such scatter
     there, and all pages are read and written once, still without a copy. Prefer others there.
 
     Args:
-        pages: Cache [P, page, 2, K, H], or `QuantizedPages`: then k and v are rounded to codes. Key
+        pages: Cache [P, 2, page, K, H], or `QuantizedPages`: then k and v are rounded to codes. Key
             heads may be sharded.
         k: Keys of new tokens [M, K, H], of pages' dtype; of any float dtype for codes. Key heads
             may be sharded.
-        v: Values of new tokens, as k. None for pages [P, page, 1, K, H] of latent attention.
+        v: Values of new tokens, as k. None for pages [P, 1, page, K, H] of latent attention.
         slots: Slot of each token in the cache, integers [M]: page id times page size plus the place
             in the page. All differ. A negative slot, for padding, writes nothing.
 
@@ -64,7 +64,7 @@ def paged_write(
         >>> from dovetail_kernels import paged_write
         >>> pages, k = jnp.zeros((2, 2, 2, 1, 1)), jnp.array([5.0, 6.0, 7.0]).reshape(3, 1, 1)
         >>> pages = paged_write(pages, k, -k, slots=jnp.array([2, -1, 1], jnp.int32))
-        >>> pages[:, :, 0, 0, 0].tolist()
+        >>> pages[:, 0, :, 0, 0].tolist()
         [[0.0, 7.0], [5.0, 0.0]]
     """
     _check(pages, k, v, slots)
@@ -106,7 +106,7 @@ def _scatter(pages: Array, new: tuple[Array, ...], slots: Array) -> Array:
     """Scatters k and v separately: one scatter of stacked rows would copy them first."""
     page, place = _places(pages, slots)
     for which, rows in enumerate(new):
-        pages = pages.at[page, place, which].set(rows, mode="drop")
+        pages = pages.at[page, which, place].set(rows, mode="drop")
     return pages
 
 
@@ -114,14 +114,15 @@ def _select(pages: Array, new: tuple[Array, ...], slots: Array) -> Array:
     """Updates in one pass over all pages: a scatter would take two, and a float32 copy of them."""
     page, place = _places(pages, slots)
     tokens = jnp.arange(slots.shape[0], dtype=jnp.int32)
-    token = jnp.full(pages.shape[:2], -1, jnp.int32).at[page, place].set(tokens, mode="drop")
-    rows = jnp.stack(new, axis=1)[token] if slots.shape[0] else pages
-    return jnp.where((token >= 0)[..., None, None, None], rows, pages)
+    token = jnp.full(pages.shape[::2][:2], -1, jnp.int32).at[page, place].set(tokens, mode="drop")
+    which = jnp.arange(len(new))[:, None]
+    rows = jnp.stack(new)[which, token[:, None]] if slots.shape[0] else pages
+    return jnp.where((token >= 0)[:, None, :, None, None], rows, pages)
 
 
 def _places(pages: Array, slots: Array) -> tuple[Array, Array]:
     """Returns each slot's page and its place there. A negative slot gets a page beyond the last."""
-    count, size = pages.shape[:2]
+    count, size = pages.shape[0], pages.shape[2]
     return jnp.where(slots < 0, count, slots // size), slots % size
 
 
@@ -129,10 +130,10 @@ def _check(pages: Any, k: Any, v: Any, slots: Any) -> None:
     codes = codes_of(pages)
     check_arrays("paged_write", pages=codes, k=k, v=v, slots=slots)
     check_pages(pages)
-    if (v is None) != (codes.shape[2] == 1):
+    if (v is None) != (codes.shape[1] == 1):
         use = "Use v=None" if v is not None else "Pass the values"
         raise ValueError(
-            f"v must be None for pages of one entry for each key, [pages, page, 1, key heads, "
+            f"v must be None for pages of one entry for each key, [pages, 1, page, key heads, "
             f"width], and only for them, got v={None if v is None else list(v.shape)} and "
             f"pages.shape={codes.shape}. {use}."
         )
@@ -172,7 +173,7 @@ def _check_slots(codes: Any, slots: Any) -> None:
     values = known_integers(slots)
     if values is None:
         return
-    end = codes.shape[0] * codes.shape[1]
+    end = codes.shape[0] * codes.shape[2]
     used = values[values >= 0]
     if used.size and used.max() >= end:
         raise ValueError(

@@ -24,12 +24,12 @@ class Inputs(NamedTuple):
 
     Attributes:
         q: Queries [M, N, H].
-        pages: Cache [P, page, 2, K, H], or its codes.
+        pages: Cache [P, 2, page, K, H], or its codes.
         page_table: Page ids i32[R, C].
         kv_lengths: Keys of each request, i32[R].
         q_starts: First row of each request, then the end of the last, i32[R + 1].
         sinks: One logit per head [N], or None.
-        scales: Scales of codes f32[P, page, 2, K], or None.
+        scales: Scales of codes f32[P, 2, page, K], or None.
     """
 
     q: np.ndarray
@@ -72,7 +72,7 @@ def inputs(case: Case, *, seed: int = 0) -> Inputs:
     order = rng.permutation(pages).tolist()
     table = np.full((len(lengths), columns), -1, np.int32)
     entries = 2 if case.value_width is None else 1
-    shape = (pages, case.page_size, entries, case.kv_heads, case.width)
+    shape = (pages, entries, case.page_size, case.kv_heads, case.width)
     codes = case.pages_dtype in LARGEST
     cache = np.full(shape, 0 if codes else np.nan, _dtype(case.pages_dtype or case.dtype))
     scales = np.full(shape[:-1], np.nan, np.float32) if codes else None
@@ -81,11 +81,11 @@ def inputs(case: Case, *, seed: int = 0) -> Inputs:
             column = j // case.page_size
             if table[r, column] < 0:
                 table[r, column] = order.pop()
-            place = table[r, column], j % case.page_size
-            cache[place] = rng.standard_normal(shape[2:])
+            place = table[r, column], slice(None), j % case.page_size
+            cache[place] = rng.standard_normal((entries, *shape[3:]))
             if scales is not None:
-                cache[place] = np.rint(rng.uniform(-127, 127, shape[2:]))
-                scales[place] = rng.uniform(0.5, 2, shape[2:-1]) / 127
+                cache[place] = np.rint(rng.uniform(-127, 127, (entries, *shape[3:])))
+                scales[place] = rng.uniform(0.5, 2, (entries, case.kv_heads)) / 127
     q = rng.standard_normal((counts.sum() + case.padding, case.heads, case.width))
     q[counts.sum() :] = np.nan
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -126,8 +126,8 @@ def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
             page, place = given.page_table[r, j // case.page_size], j % case.page_size
             for n in range(case.heads):
                 head = n // (case.heads // case.kv_heads)
-                k = pages[page, place, 0, head]
-                v = pages[page, place, -1, head, :value_width]
+                k = pages[page, 0, place, head]
+                v = pages[page, -1, place, head, :value_width]
                 x = given.q[row, n].astype(np.float64)
                 s, slope = scale * (k @ x), np.ones(len(j))
                 if case.soft_cap is not None:
@@ -143,8 +143,8 @@ def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
                 mean = p @ (v @ upstream)
                 ds = p * (v @ upstream - mean) * slope * scale
                 dq[row, n] = ds @ k
-                dpages[page, place, 0, head] += ds[:, None] * x
-                dpages[page, place, -1, head, :value_width] += p[:, None] * upstream
+                dpages[page, 0, place, head] += ds[:, None] * x
+                dpages[page, -1, place, head, :value_width] += p[:, None] * upstream
                 dsinks[n] -= np.exp(sink - top) / total * mean
     return Expected(out, lse, dq, dpages, dsinks)
 
@@ -264,7 +264,7 @@ def check_paged_write(fn: Callable[..., Any], *, dtype: str = "float32") -> None
     """
     rng = np.random.default_rng(0)
     to = np.dtype(jnp.dtype(dtype))
-    pages = rng.standard_normal((5, 3, 2, 2, 7)).astype(to)
+    pages = rng.standard_normal((5, 2, 3, 2, 7)).astype(to)
     pages[rng.random(pages.shape) < 0.3] = np.nan
     k, v = rng.standard_normal((2, 6, 2, 7)).astype(to)
     k[1, 0, 3], v[2, 1, 4] = np.inf, -np.inf
@@ -272,7 +272,7 @@ def check_paged_write(fn: Callable[..., Any], *, dtype: str = "float32") -> None
         want = pages.copy()
         for row, slot in enumerate(slots):
             if slot >= 0:
-                want[slot // 3, slot % 3] = k[row], v[row]
+                want[slot // 3, :, slot % 3] = k[row], v[row]
         arrays = map(jnp.asarray, (pages, k, v))
         written = np.asarray(fn(*arrays, slots=jnp.array(slots, jnp.int32)))
         if written.dtype != to or written.shape != want.shape:

@@ -108,7 +108,8 @@ def test_a_decoding_step_of_the_engine_lowers_for_a_gpu():
         vector = shape((function.packing(bucket).size,), jnp.int32)
         traced = jax.jit(function.of(bucket), donate_argnums=1).trace(tuple(leaves), given, vector)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    pool = f"tensor<{rows * columns}x{page}x2x8x64x"
+    assert text.count("@__cudnn$fmhaSoftmax(") == len(pools)  # attention of each layer
+    pool = f"tensor<{rows * columns}x2x{page}x8x64x"
     assert f"{pool}bf16>" in text
     assert f"{pool}f32>" not in text  # no copy in a wider dtype
 

@@ -52,6 +52,6 @@ def test_lowers_for_accelerators(kind, platform):
     )
     assert exported.platforms == (platform,)
     # Pages keep their dtype, and no row needs those of all requests at once in another.
-    pool = f"tensor<{PAGES}x{PAGE}x2x2x8x"
+    pool = f"tensor<{PAGES}x2x{PAGE}x2x8x"
     assert f"{pool}bf16>" in exported.mlir_module()
     assert f"{pool}f32>" not in exported.mlir_module()

@@ -142,7 +142,9 @@ def test_no_rows_and_no_requests():
 
 
 def test_other_implementations_are_unknown():
-    with pytest.raises(ValueError, match=r"of paged_attention, \['gather', 'reference'\], got"):
+    with pytest.raises(
+        ValueError, match=r"of paged_attention, \['cudnn', 'gather', 'reference'\], got"
+    ):
         paged_attention(**arrays("decode"), impl="pallas")
 
 

@@ -297,7 +297,9 @@ def lowered_for_cuda(q, pages, numbers):
         (), (), abstract_device=AbstractDevice(device_kind="H100", num_cores=None, platform="cuda")
     )
     with use_abstract_mesh(mesh):
-        step = jax.jit(lambda q, pages, numbers: paged_attention(q, pages, **numbers))
+        step = jax.jit(
+            lambda q, pages, numbers: paged_attention(q, pages, **numbers, impl="gather")
+        )
         return jax.export.export(step, platforms=["cuda"])(q, pages, numbers).mlir_module()
 
 

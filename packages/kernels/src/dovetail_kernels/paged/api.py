@@ -20,6 +20,7 @@ from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.paged.call import PagedCall, PagedInputs
+from dovetail_kernels.paged.cudnn import CUDNN
 from dovetail_kernels.paged.gather import GATHER
 from dovetail_kernels.paged.pages import FLOATS, QuantizedPages, check_pages, codes_of
 from dovetail_kernels.paged.reference import REFERENCE
@@ -219,7 +220,7 @@ def plan_paged_attention(
         operation="paged_attention",
         call=call,
         device=call.device,
-        implementations=(GATHER, REFERENCE),
+        implementations=(CUDNN, GATHER, REFERENCE),
         impl=impl,
     )
 

@@ -131,7 +131,8 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
         >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(6, 4), (3, 4, 5)])
         >>> report = explain(grouped_matmul, x, w, jax.ShapeDtypeStruct((3,), "int32"))
         >>> for choice in report.rows:
-        ...     print(choice.name, choice.work.flops, choice.work.peak_bytes, choice.reason)
+        ...     if choice.refusal is None:
+        ...         print(choice.name, choice.work.flops, choice.work.peak_bytes, choice.reason)
         tiles 960 872 selected: first able, in order of preference
         ragged_dot 720 528 able, after tiles
         reference 720 720 able, after tiles

@@ -96,7 +96,8 @@ def test_numpy_and_other_integers():
 
 def test_the_order_of_implementations():
     plan = plan_grouped_matmul(X, W, SIZES)
-    assert [choice.name for choice in plan.choices()] == ["tiles", "ragged_dot", "reference"]
+    names = [choice.name for choice in plan.choices()]
+    assert names == ["mosaic", "batched", "tiles", "ragged_dot", "reference"]
     assert plan.choose().name == "tiles"
     assert plan_grouped_matmul(X, W, SIZES, impl="reference").choose().name == "reference"
 
@@ -106,6 +107,23 @@ def test_on_tpu_the_operation_of_xla_is_first(monkeypatch):
     plan = plan_grouped_matmul(X, W, SIZES)
     assert plan.choose().name == "ragged_dot"
     assert plan.device.platform == "tpu"
+
+
+def test_on_other_gpus_no_loop_waits_for_the_host(monkeypatch):
+    a100 = Device(platform="gpu", kind="NVIDIA A100-SXM4-40GB")
+    monkeypatch.setattr(api, "device", lambda *arrays: a100)
+    choices = plan_grouped_matmul(X, W, SIZES).choices()
+    assert [choice.name for choice in choices if choice.refusal is None] == [
+        *("batched", "tiles", "ragged_dot", "reference")
+    ]
+    assert choices[0].name == "mosaic"
+
+
+@pytest.mark.thorough
+def test_large_sizes_whose_sum_leaves_int32_give_nan():
+    x, w = jnp.ones((12, 4)), jnp.ones((3, 4, 5))
+    sizes = jnp.full(3, 2**30, jnp.int32)
+    assert np.isnan(jax.jit(grouped_matmul)(x, w, sizes)).all()
 
 
 def test_a_plan_names_what_was_asked():

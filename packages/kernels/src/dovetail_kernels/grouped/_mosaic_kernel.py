@@ -4,10 +4,10 @@
 
 `rows` multiplies tiles of rows by their group's matrix, `matrices` sums xᵀ g over each group.
 
-Tiles of rows begin at their group's first row and end with rows of other groups, whose products
-nobody reads. So `rows` writes whole tiles, and the caller gathers the rows of the result. A sum
-over rows must not have them: the last step of a group in `matrices` sets them to 0 in both
-operands, in shared memory (NaN times 0 is NaN).
+Tiles of rows hold the rows of their group, and some of other groups, whose products nobody reads.
+So `rows` writes whole tiles, and the caller gathers the rows of the result. A sum over rows must
+not have them: `matrices` sets them to 0 in the first and the last block of a group, in both
+operands (NaN times 0 is NaN).
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from dovetail_kernels.grouped._mosaic_tiles import (
+    ALIGNED,
     DEPTH,
     HEIGHT,
     ROWS,
@@ -41,12 +42,12 @@ def rows(
     """Multiplies each tile of rows by a matrix.
 
     Args:
-        x: Rows [M, D], bfloat16 or float16. M is at least `HEIGHT`, a multiple of 8;
-            D a multiple of `DEPTH`.
+        x: Rows [M, D], bfloat16 or float16. M is at least `HEIGHT`, a multiple of
+            `ALIGNED`; D a multiple of `DEPTH`.
         w: Matrices [E, D, F], or [E, F, D] if `transposed`. F is a multiple of `WRITTEN`.
-        tiles: i32[T, 4]: the matrix and the first row of each tile, at most M - HEIGHT; the number
-            of the first tile of its panel, and the tiles of the panel. Tiles of a panel have one
-            matrix.
+        tiles: i32[T, 4]: the matrix of each tile; its first row, a multiple of `ALIGNED` up to
+            M - HEIGHT; the number of the first tile of its panel, and the tiles of the panel.
+            Tiles of a panel have one matrix.
         total: i32[1]: number of tiles.
         transposed: Multiply by the transposed matrices.
 
@@ -103,7 +104,7 @@ def _rows(
             out=lambda wg: out.at[pl.ds(t * HEIGHT + wg * ROWS, ROWS)],
             column=column,
             new=new,
-            mask=None,
+            masks=(),
         )
 
     multiply(Shared(**scratch), tile, total[0] * columns, None, (False, transposed))
@@ -113,8 +114,8 @@ def matrices(x: jax.Array, g: jax.Array, starts: jax.Array, ends: jax.Array) -> 
     """Computes xᵀ g over the rows of each group, [E, D, F]; 0 for an empty group.
 
     Args:
-        x: Rows [M, D], bfloat16 or float16. M is at least `DEPTH`, a multiple of 8;
-            D a multiple of `HEIGHT`.
+        x: Rows [M, D], bfloat16 or float16. M is at least `DEPTH`, a multiple of
+            `ALIGNED`; D a multiple of `HEIGHT`.
         g: Rows [M, F]. F is a multiple of `WRITTEN`.
         starts: First row of each group, i32[E], in 0 to M.
         ends: End of each group, i32[E].
@@ -144,13 +145,18 @@ def grouped_matrices(
         row = lax.rem(within, jnp.int32(down)) * HEIGHT
         column, new = tile_columns(lax.div(within, jnp.int32(down)), width, outer)
         start, stop = starts[e], ends[e]
-        steps = jnp.maximum(lax.div(stop - start + (DEPTH - 1), jnp.int32(DEPTH)), 1)
-        # The last step comes first, since the first one is masked.
-        last = start + (steps - 1) * DEPTH
+        # Blocks of rows from a row on that TMA takes. The last block comes first, then the first,
+        # since both are masked; they may be the same one.
+        begin = lax.div(start, jnp.int32(ALIGNED)) * ALIGNED
+        blocks = jnp.maximum(lax.div(stop - begin + (DEPTH - 1), jnp.int32(DEPTH)), 1)
+        last = begin + (blocks - 1) * DEPTH
         held = jnp.minimum(last, x.shape[0] - DEPTH)
+        first = jnp.minimum(begin, x.shape[0] - DEPTH)
 
         def copies(step: Any) -> tuple[Any, Any, Any]:
-            terms = pl.ds(jnp.where(step == 0, held, start + (step - 1) * DEPTH), DEPTH)
+            inner_block = begin + (step - 1) * DEPTH
+            top = jnp.where(step == 0, held, jnp.where(step == 1, first, inner_block))
+            terms = pl.ds(top, DEPTH)
             return (
                 x.at[terms, pl.ds(row, ROWS)],
                 x.at[terms, pl.ds(row + ROWS, ROWS)],
@@ -159,11 +165,11 @@ def grouped_matrices(
 
         return Tile(
             copies=copies,
-            steps=steps,
+            steps=jnp.maximum(blocks, 2),
             out=lambda wg: out.at[e, pl.ds(row + wg * ROWS, ROWS)],
             column=column,
             new=new,
-            mask=(last - held, stop - held),
+            masks=((jnp.maximum(start, last) - held, stop - held), (start - first, last - first)),
         )
 
     multiply(Shared(**scratch), tile, jnp.int32(count * across * down), ids, (True, False))

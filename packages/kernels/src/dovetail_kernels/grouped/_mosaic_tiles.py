@@ -39,10 +39,12 @@ WIDTHS = 128, 256
 WRITTEN = 128
 # Thread blocks: the multiprocessors of an H100 SXM, an H200 or a GH200. Right with any number.
 BLOCKS = 132
+# TMA copies rows from a multiple of 8 on, the height of a tile in `_TRANSFORMS`.
+ALIGNED = 8
 # Registers of a thread. 65536 / 128 threads leaves 512 to three warpgroups. Copying needs few.
 _REGISTERS_COMPUTE, _REGISTERS_COPY = 232, 40
 # Layout for TMA to write and wgmma to read a tile without bank conflicts.
-_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_TRANSFORMS = (plgpu.TilingTransform((ALIGNED, 64)), plgpu.SwizzleTransform(128))
 
 
 class Tile(NamedTuple):
@@ -50,11 +52,11 @@ class Tile(NamedTuple):
 
     Attributes:
         copies: Returns the sources of the two halves of a, and of b, for a step.
-        steps: Number of steps, at least 1.
+        steps: Number of steps, at least 1, and as many as `masks`.
         out: Returns the destination of a warpgroup's rows [ROWS, F].
         column: First column of the tile.
         new: First column that no other tile writes.
-        mask: The first and the end of the rows that count in step 0, or None if all do.
+        masks: The first and the end of the rows that count, for steps 0 and 1; empty if all do.
     """
 
     copies: Callable[[Any], tuple[Any, Any, Any]]
@@ -62,7 +64,7 @@ class Tile(NamedTuple):
     out: Callable[[Any], Any]
     column: Any
     new: Any
-    mask: tuple[Any, Any] | None
+    masks: tuple[tuple[Any, Any], ...]
 
 
 class Shared(NamedTuple):
@@ -206,22 +208,22 @@ def _product(
         )
 
     def run(acc: Any) -> Any:
-        first = lax.rem(done, jnp.int32(_STAGES))
-        plgpu.barrier_wait(shared.full.at[first])
-        if this.mask is not None:
-            _mask(shared, first, warpgroup, ids, this.mask)
-        add(acc, first)
-
-        def step(i: Any, previous: Any) -> Any:
+        def step(i: Any, previous: Any, bounds: tuple[Any, Any] | None = None) -> Any:
             slot = lax.rem(done + i, jnp.int32(_STAGES))
             plgpu.barrier_wait(shared.full.at[slot])
+            if bounds is not None:
+                _mask(shared, slot, warpgroup, ids, bounds)
             add(acc, slot)
-            # All but the newest product are done.
-            plgpu.wgmma_wait(1)
-            plgpu.barrier_arrive(shared.free.at[previous])
+            if previous is not None:
+                # All but the newest product are done.
+                plgpu.wgmma_wait(1)
+                plgpu.barrier_arrive(shared.free.at[previous])
             return slot
 
-        last = lax.fori_loop(1, this.steps, step, first)
+        slot, first = None, this.masks or (None,)
+        for i, bounds in enumerate(first):
+            slot = step(jnp.int32(i), slot, bounds)
+        last = lax.fori_loop(len(first), this.steps, step, slot)
         result = acc[...]
         plgpu.barrier_arrive(shared.free.at[last])
         return result

@@ -21,14 +21,20 @@ from dovetail_kernels.symbolic import has_symbolic_sizes
 
 # Rows of a tile, as the kernel has them; it takes multiples of 128 columns too.
 _HEIGHT = 128
+# TMA copies rows from a multiple of 8 on.
+_ALIGNED = 8
 # Tiles of one expert that are multiplied by the same columns at a time: with 4096 columns their
 # rows take 16 of 50 MB of cache.
 _PANEL = 16
 
 
 def most_tiles(rows: int, count: int) -> int:
-    """Returns the number of tiles for the worst sizes."""
-    return min(rows, count) + max(rows - count, 0) // _HEIGHT
+    """Returns the number of tiles for the worst sizes.
+
+    A tile begins up to 7 rows above its group: n groups have at most n + (rows + 6 n) / 128 tiles.
+    """
+    groups = min(rows, count)
+    return groups + (rows + (_ALIGNED - 2) * groups) // _HEIGHT
 
 
 def _groups(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -55,7 +61,8 @@ def _tiles(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array
     """
     starts, ends = _groups(sizes, rows)
     most = most_tiles(rows, sizes.shape[0])
-    each = (ends - starts + (_HEIGHT - 1)) // _HEIGHT
+    begins = starts // _ALIGNED * _ALIGNED
+    each = jnp.where(ends > starts, (ends - begins + (_HEIGHT - 1)) // _HEIGHT, 0)
     last = jnp.cumsum(each, dtype=jnp.int32)
     first = last - each
 
@@ -65,7 +72,7 @@ def _tiles(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array
 
     def top(group: jax.Array, number: jax.Array) -> jax.Array:
         # A whole tile of rows is read, so the last one begins 128 rows above the end of x at most.
-        return jnp.minimum(starts[group] + number * _HEIGHT, rows - _HEIGHT)
+        return jnp.minimum(begins[group] + number * _HEIGHT, rows - _HEIGHT)
 
     tile = jnp.arange(most, dtype=jnp.int32)
     group = owner(tile, last)
@@ -76,7 +83,7 @@ def _tiles(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array
 
     row = jnp.arange(rows, dtype=jnp.int32)
     group = owner(row, ends)
-    number = (row - starts[group]) // _HEIGHT
+    number = (row - begins[group]) // _HEIGHT
     place = (first[group] + number) * _HEIGHT + row - top(group, number)
     place = jnp.where(row < ends[-1], place, most * _HEIGHT)
     # Else XLA computes it again for every column.
@@ -84,8 +91,8 @@ def _tiles(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array
 
 
 def _padded(rows: int) -> int:
-    """Returns the rows of x in the kernel: at least a tile, and a multiple of 8 for TMA."""
-    return max(rows + -rows % 8, _HEIGHT)
+    """Returns the rows of x in the kernel: at least a tile, and a multiple of `_ALIGNED`."""
+    return max(rows + -rows % _ALIGNED, _HEIGHT)
 
 
 def _pad(x: jax.Array) -> jax.Array:

@@ -65,6 +65,16 @@ def cases() -> tuple[Case, ...]:
         _case("all beyond", rows=37, sizes=(0,) * 6, needs={"beyond"}),
         _case("negative", rows=37, sizes=(15, -3, 8, 1, 6, 10), needs={"wrong"}),
         _case("above", rows=37, sizes=(15, 0, 6, 0, 0, 17), needs={"wrong"}),
+        # Columns and a dtype that kernels for tensor cores take.
+        _case(
+            "wide",
+            rows=300,
+            sizes=(3, 160, 0, 129),
+            inner=128,
+            outer=256,
+            dtype="bfloat16",
+            needs={"bfloat16", "beyond"},
+        ),
         _case("vmap", rows=21, sizes=((20, 0, 1), (3, 9, 9), (0, 0, 21)), needs={"vmap"}),
     ]
     wide = ["float64"] if jax.config.read("jax_enable_x64") else []

@@ -44,7 +44,7 @@ def rows(
     Args:
         x: Rows [M, D], bfloat16 or float16. M is at least `HEIGHT`, a multiple of
             `ALIGNED`; D a multiple of `DEPTH`.
-        w: Matrices [E, D, F], or [E, F, D] if `transposed`. F is a multiple of `WRITTEN`.
+        w: Matrices [E, D, F], or [E, F, D] if `transposed`. F is a multiple of 128.
         tiles: i32[T, 4]: the matrix of each tile; its first row, a multiple of `ALIGNED` up to
             M - HEIGHT; the number of the first tile of its panel, and the tiles of the panel.
             Tiles of a panel have one matrix.
@@ -116,7 +116,7 @@ def matrices(x: jax.Array, g: jax.Array, starts: jax.Array, ends: jax.Array) -> 
     Args:
         x: Rows [M, D], bfloat16 or float16. M is at least `DEPTH`, a multiple of
             `ALIGNED`; D a multiple of `HEIGHT`.
-        g: Rows [M, F]. F is a multiple of `WRITTEN`.
+        g: Rows [M, F]. F is a multiple of 128.
         starts: First row of each group, i32[E], in 0 to M.
         ends: End of each group, i32[E].
     """

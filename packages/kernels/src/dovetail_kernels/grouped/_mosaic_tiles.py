@@ -34,9 +34,9 @@ HEIGHT = _COMPUTE * ROWS
 # for the result.
 DEPTH = 64
 _STAGES = 4
-# Columns of a tile of the result, and of the part that is written at once.
+# Columns of a tile of the result. Its parts are written from two places in turn.
 WIDTHS = 128, 256
-WRITTEN = 128
+_WRITTEN, _PLACES = 64, 2
 # Thread blocks: the multiprocessors of an H100 SXM, an H200 or a GH200. Right with any number.
 BLOCKS = 132
 # TMA copies rows from a multiple of 8 on, the height of a tile in `_TRANSFORMS`.
@@ -55,7 +55,7 @@ class Tile(NamedTuple):
         steps: Number of steps, at least 1, and as many as `masks`.
         out: Returns the destination of a warpgroup's rows [ROWS, F].
         column: First column of the tile.
-        new: First column that no other tile writes.
+        new: First column that no other tile writes. None if tiles do not overlap.
         masks: The first and the end of the rows that count, for steps 0 and 1; empty if all do.
     """
 
@@ -86,8 +86,10 @@ def tile_width(outer: int) -> int:
 def tile_columns(number: Any, width: int, outer: int) -> tuple[Any, Any]:
     """Returns the first column of a tile, and the first one that no other tile writes.
 
-    If `width` does not divide the columns, the last two tiles overlap.
+    If `width` does not divide the columns, the last two tiles overlap; else the second is None.
     """
+    if outer % width == 0:
+        return number * width, None
     return jnp.minimum(number * width, outer - width), number * width
 
 
@@ -117,7 +119,7 @@ def run(
     scratch = Shared(
         a=tile(_STAGES, _COMPUTE, ROWS, DEPTH),
         b=tile(_STAGES, *b),
-        staged=tile(_COMPUTE, ROWS, WRITTEN),
+        staged=tile(_COMPUTE, _PLACES, ROWS, _WRITTEN),
         full=plgpu.Barrier(num_barriers=_STAGES, num_arrivals=_COMPUTE + 1),
         free=plgpu.Barrier(num_barriers=_STAGES, num_arrivals=_COMPUTE),
         masked=plgpu.Barrier(num_arrivals=_COMPUTE),
@@ -257,14 +259,20 @@ def _mask(shared: Shared, slot: Any, warpgroup: Any, ids: Any, bounds: tuple[Any
 
 
 def _store(staged: Any, acc: Any, this: Tile, out: Any) -> None:
-    """Writes the rows of a warpgroup, in parts that share their shared memory."""
-    for part in range(acc.shape[1] // WRITTEN):
-        # The copy of the part before has read its memory.
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        staged[...] = acc[:, part * WRITTEN : (part + 1) * WRITTEN].astype(staged.dtype)
-        plgpu.commit_smem()
-        column = this.column + part * WRITTEN
+    """Writes the rows of a warpgroup, in parts, from two places in shared memory in turn."""
 
-        @pl.when(column >= this.new)
-        def _(column: Any = column) -> None:
-            plgpu.copy_smem_to_gmem(staged, out.at[:, pl.ds(column, WRITTEN)])
+    def write(i: int) -> None:
+        # The copy before the last one has read its memory.
+        plgpu.wait_smem_to_gmem(_PLACES - 1, wait_read_only=True)
+        place = staged.at[i % _PLACES]
+        place[...] = acc[:, i * _WRITTEN : (i + 1) * _WRITTEN].astype(staged.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(place, out.at[:, pl.ds(this.column + i * _WRITTEN, _WRITTEN)])
+
+    for i in range(acc.shape[1] // _WRITTEN):
+        if this.new is None:
+            write(i)
+        else:
+            # An even number of parts is left out, so that the turns go on.
+            new = this.column + i * _WRITTEN >= this.new
+            pl.when(new)(functools.partial(write, i))

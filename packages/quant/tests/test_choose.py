@@ -30,7 +30,9 @@ TABLE = [
     (Spec(weight="nf4"), "cpu", 257, "float32", "blocked"),
     (Spec(act="int8"), "cpu", 1, "float32", "w8a8"),
     (Spec(act="int8", weight="int4"), "gpu", 9, "float32", "w8a8"),
-    (INT4, "gpu", 1, "float32", "reference"),
+    (INT4, "gpu", 1, "float32", "scaled"),
+    (Spec(), "gpu", 512, "bfloat16", "scaled"),
+    (Spec(weight="nf4"), "gpu", 1, "bfloat16", "scaled"),
     (Spec(), "tpu", 1, "bfloat16", "reference"),
 ]
 
@@ -43,7 +45,7 @@ FP8_ROWS = Spec(weight="fp8", act="fp8")
 def test_table(spec: Spec, platform: str, rows: int, dtype: str, expected: str) -> None:
     one = choose(spec, platform=platform, rows=rows, inputs=4096, dtype=dtype)
     assert one.product == expected
-    order = ["w8a8", "digits", "blocked", "reference"]
+    order = ["w8a8", "digits", "blocked", "scaled", "reference"]
     assert list(one.refused) == order[: order.index(expected)]
 
 
@@ -61,8 +63,11 @@ def test_says_why() -> None:
     assert "digits triples the rows, which pays up to 512, not at 600" in text
     assert "w8a8 would round x" in text
     text = str(choose(INT4, platform="gpu", rows=1, inputs=4096))
-    assert text.startswith("reference: the compiler for gpu fuses")
+    assert text.startswith("scaled: multiplies codes as they lie in memory, scales after")
     assert "blocked is for a CPU, not for gpu" in text
+    text = str(choose(INT4, platform="tpu", rows=1, inputs=4096))
+    assert text.startswith("reference: the compiler for tpu fuses")
+    assert "scaled is for a GPU, not for tpu" in text
     assert "with one scale, not groups of 64" in str(
         choose(Spec(group=64), platform="cpu", rows=1, inputs=4096)
     )

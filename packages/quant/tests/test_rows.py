@@ -25,6 +25,7 @@ QUANT = Path(__file__).parents[1]
     "name",
     [
         "blocked",
+        "scaled",
         pytest.param("w8a8", marks=pytest.mark.slow),
         pytest.param("digits", marks=pytest.mark.slow),
         pytest.param("reference", marks=pytest.mark.slow),
@@ -37,7 +38,7 @@ def test_eight_devices_give_what_one_gives(name: str) -> None:
     assert done.stdout == "ok\n", done.stderr
 
 
-@pytest.mark.parametrize("name", ["w8a8", "digits", "blocked"])
+@pytest.mark.parametrize("name", ["w8a8", "digits", "blocked", "scaled"])
 def test_refusals(name: str) -> None:
     given, matmul = problem(Spec(), rows=2, shape=(6, 5)), PRODUCTS[name]
     prepared, x = matmul.prepare(given.codes), jnp.asarray(given.x)
@@ -55,7 +56,7 @@ def test_refusals(name: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["w8a8", "digits", "blocked"])
+@pytest.mark.parametrize("name", ["w8a8", "digits", "blocked", "scaled"])
 def test_no_rows(name: str) -> None:
     given = problem(Spec(), rows=1, shape=(6, 5))
     prepared = PRODUCTS[name].prepare(given.codes)

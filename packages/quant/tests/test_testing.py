@@ -22,6 +22,7 @@ INTEGERS = [
     Spec(weight="int8", group=32),
     Spec(weight="int4"),
 ]
+FLOATS = [Spec(symmetric=False), Spec(weight="fp8"), Spec(weight="fp8", group=16)]
 OTHERS = [Spec(weight="nf4", group=32), Spec(weight="nf4"), Spec(weight="fp8", group=16)]
 
 
@@ -29,6 +30,7 @@ def cases() -> dict[str, tuple[Matmul, list[Spec]]]:
     rounded = [dataclasses.replace(spec, act="int8") for spec in INTEGERS[:2]]
     found = {"w8a8": (PRODUCTS["w8a8"], rounded), "digits": (PRODUCTS["digits"], INTEGERS[:2])}
     found["blocked"] = (PRODUCTS["blocked"], [*INTEGERS, *OTHERS])
+    found["scaled"] = (PRODUCTS["scaled"], [*INTEGERS, *FLOATS, *OTHERS[:2]])
     found["reference"] = (PRODUCTS["reference"], [INTEGERS[1], OTHERS[0]])
     return found
 
@@ -37,7 +39,8 @@ def cases() -> dict[str, tuple[Matmul, list[Spec]]]:
 @pytest.mark.parametrize("name", cases())
 def test_conforms(name: str) -> None:
     matmul, specs = cases()[name]
-    check_matmul(matmul, *specs, rows=(5,) if name == "blocked" else (1, 5))
+    rows = {"blocked": (5,), "scaled": (1, 5, 70)}.get(name, (1, 5))
+    check_matmul(matmul, *specs, rows=rows)
 
 
 @pytest.mark.thorough

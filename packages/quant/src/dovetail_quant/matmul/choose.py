@@ -7,7 +7,7 @@ triple the rows: with those cores' matrix instructions for int8 they take 0.25 t
 time at 128 to 512 rows, where decoded blocks take 1.6 to 1.25. A core without them multiplies int8
 about three times as fast as float32, and three digits use this up. They end at 512 rows because
 their sums take 12 bytes per row and output. Products of other installed packages (`installed`)
-come first: they are compiled for what they do not refuse.
+come first: they are compiled for what they do not refuse. A GPU's order is that of `scaled`.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from dovetail_quant.matmul.act import GroupedRows
 from dovetail_quant.matmul.api import Matmul, MatmulOption
 from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
+from dovetail_quant.matmul.scaled import Scaled, takes
 from dovetail_quant.matmul.w8a8 import LONGEST, W8A8, Digits
 
 PRODUCTS: dict[str, Matmul] = {
@@ -34,6 +35,7 @@ PRODUCTS: dict[str, Matmul] = {
     "fp8 rows": GroupedRows(act="fp8"),
     "digits": Digits(),
     "blocked": Blocked(),
+    "scaled": Scaled(),
     "reference": Reference(),
 }
 _ROUNDED: dict[Act, str] = {"int8": "w8a8", "int4": "int4 rows", "fp8": "fp8 rows"}
@@ -104,6 +106,8 @@ def choose(
         _ROUNDED[spec.act or "int8"]: f"rounds x, as act={spec.act!r} asks",
         "digits": "multiplies int8 codes as they lie in memory, x as three digits",
         "blocked": "decodes a block at a time, so that no float weight is written",
+        "scaled": "multiplies codes as they lie in memory, scales after; a measured kernel can be "
+        "passed as matmul=",
         "reference": f"the compiler for {platform} fuses decoding into the product; a measured "
         "kernel can be passed as matmul=",
     }
@@ -140,6 +144,8 @@ def _refusal(
         return None if spec.act else "would round x, which the spec does not ask (act=None)"
     if name == "reference":
         return None
+    if name == "scaled":
+        return None if platform == "gpu" else f"is for a GPU, not for {platform}"
     if platform != "cpu":
         return f"is for a CPU, not for {platform}"
     if name == "blocked":
@@ -191,10 +197,10 @@ class Auto:
         return self.spec.act
 
     def prepare(self, w: QArray | PackedWeights) -> Any:
-        """Packs the codes on a CPU and where x is rounded; otherwise returns them."""
+        """Packs the codes where the first product for one row reads them packed."""
         choice = choose(
             self.spec,
-            platform=self.platform or jax.default_backend(),
+            platform=self._platform(),
             rows=1,
             inputs=w.in_features if isinstance(w, PackedWeights) else w.qvalue.shape[-2],
             installed=False,  # they take the layout of our own
@@ -214,20 +220,25 @@ class Auto:
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
         """Returns x w in the dtype of x, by the product for this number of rows."""
-        if not isinstance(prepared, PackedWeights):
+        platform, packed = self._platform(), isinstance(prepared, PackedWeights)
+        if not packed and platform != "gpu":
             return PRODUCTS["reference"](x, prepared)
+        # Weights packed for a CPU keep its products on any platform.
+        on_gpu = platform == "gpu" and (not packed or takes(prepared))
         rows = x.size // max(1, x.shape[-1]) if x.ndim else 1
-        on_cpu = (self.platform or jax.default_backend()) == "cpu"
         choice = choose(
             self.spec,
-            platform="cpu",  # for which the weights were packed
+            platform="gpu" if on_gpu else "cpu",
             rows=rows,
-            inputs=prepared.in_features,
+            inputs=prepared.in_features if packed else prepared.qvalue.shape[-2],
             dtype=x.dtype,
-            installed=self.installed and on_cpu,
+            installed=self.installed and platform == "cpu",
         )
         product: Any = PRODUCTS.get(choice.product) or others.load(choice.product)
         return product(x, prepared)
+
+    def _platform(self) -> str:
+        return self.platform or jax.default_backend()
 
 
 def product_of(matmul: MatmulOption, spec: Spec) -> Matmul:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w with w dequantized whole: the formula, fused by compilers for a GPU."""
+"""y = x w with w dequantized whole: the formula."""
 
 import dataclasses
 from typing import Literal
@@ -53,7 +53,7 @@ class Reference:
         check_rows(x, prepared.qvalue.shape[-2])
         mesh, placed = placement(prepared.qvalue)
         outputs = prepared.qvalue.shape[1]
-        return on_mesh(_product, x, prepared, outputs=outputs, over=(mesh, placed[1]))
+        return on_mesh(formula, x, prepared, outputs=outputs, over=(mesh, placed[1]))
 
     def take(self, prepared: QArray, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
         """Returns w[:, index] in float32: the rows of an embedding with K features.
@@ -67,7 +67,8 @@ class Reference:
         return rows.reshape(*index.shape, -1)
 
 
-def _product(x: Array, prepared: QArray) -> Array:
+def formula(x: Array, prepared: QArray) -> Array:
+    """Returns x [*batch, K] times dequantized codes, in the dtype of x."""
     weights = dequantize(prepared).astype(wide(x.dtype))
     # HIGHEST: float32 products stay float32 on hardware that would round them.
     y = jnp.matmul(x.astype(weights.dtype), weights, precision=jax.lax.Precision.HIGHEST)

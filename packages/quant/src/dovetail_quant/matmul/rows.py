@@ -35,6 +35,15 @@ def check_single(w: QArray) -> None:
         )
 
 
+def check_one(packed: PackedWeights) -> None:
+    """Raises ValueError unless packed weights are one matrix."""
+    if packed.values.ndim != 2:
+        raise ValueError(
+            "a product needs the prepared codes of one matrix, got values="
+            f"{tuple(packed.values.shape)}; write jax.vmap(matmul)(x, prepared)"
+        )
+
+
 def check_rows(x: Any, inputs: int) -> None:
     """Raises TypeError or ValueError unless x is floating [*batch, K]."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -94,11 +103,7 @@ def call(run: Run, back: Run, x: Array, packed: PackedWeights) -> Array:
         x: Activations.
         packed: Packed weights.
     """
-    if packed.values.ndim != 2:
-        raise ValueError(
-            "a product needs the prepared codes of one matrix, got values="
-            f"{tuple(packed.values.shape)}; write jax.vmap(matmul)(x, prepared)"
-        )
+    check_one(packed)
     check_rows(x, packed.in_features)
 
     def product(x: Array, packed: PackedWeights) -> Array:

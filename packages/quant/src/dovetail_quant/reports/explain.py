@@ -9,6 +9,7 @@ from flax import nnx
 
 from dovetail_quant import _elsewhere
 from dovetail_quant._explained import Explained
+from dovetail_quant.codes.codes import nbytes
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.choose import Auto, Choice, choose
 from dovetail_quant.reports.compare import quantized_kernels
@@ -90,7 +91,7 @@ def explain(quantized: nnx.Module, *, rows: int) -> Explanation:
             shape=kernel.shape,
             spec=kernel.spec,
             choice=_choice(kernel, rows),
-            bytes_read=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kernel.prepared)),
+            bytes_read=nbytes(kernel.prepared),
             float_bytes=kernel.size * kernel.dtype.itemsize,
         )
         for path, kernel in kernels.items()

@@ -73,7 +73,7 @@ OPERATIONS = {
     "linear_cross_entropy": (cross_entropy, (3, 4), ("blocked",)),
     "linear_logprobs": (logprobs, (3, 4), ("blocked",)),
     "grouped_matmul": (mixture, (3, 4), ("tiles", "ragged_dot")),
-    "quantized_matmul": (quantized, (3, 4), ("split", "blocks", "reference")),
+    "quantized_matmul": (quantized, (3, 4), ("split", "blocks", "scaled", "reference")),
 }
 EACH = [(name, impl) for name, (_, _, impls) in OPERATIONS.items() for impl in impls]
 

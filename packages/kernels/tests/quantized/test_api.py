@@ -16,7 +16,7 @@ import pytest
 import forced_devices
 import warm_start
 from dovetail_kernels.dispatch import Device
-from dovetail_kernels.quantized import api
+from dovetail_kernels.quantized import api, scaled
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
 from dovetail_kernels.quantized.pack import pack_weights
@@ -28,6 +28,7 @@ SUPPORTS = {
     "reference": EVERYTHING,
     "blocks": EVERYTHING - {"16 bits"},
     "split": EVERYTHING - {"groups", "float64"},
+    "scaled": EVERYTHING - {"zero points", "int8 activations"},
 }
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((64, 37)).astype(np.float32)
@@ -93,16 +94,37 @@ def test_rows_terms_and_groups_choose(
     assert chosen(x, pack_weights(W, **options), activations=activations) == expected
 
 
-@pytest.mark.parametrize("activations, expected", [(None, "reference"), ("int8", "split")])
-def test_compilers_of_accelerators_fuse(
-    activations: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "platform, rows, dtype, options, activations, expected",
+    [
+        ("gpu", 1, "bfloat16", {"bits": 8}, None, "scaled"),
+        ("gpu", 512, "float32", {"bits": 8}, None, "scaled"),
+        ("gpu", 512, "bfloat16", {"bits": 4, "group_size": 32}, None, "scaled"),
+        ("gpu", 65, "float16", {"bits": 4, "group_size": 32}, None, "reference"),
+        ("gpu", 1, "bfloat16", {"bits": 4, "group_size": 64}, None, "reference"),
+        ("gpu", 2, "float32", {"bits": 8, "symmetric": False}, None, "reference"),
+        ("gpu", 2, "bfloat16", {"bits": 16}, None, "scaled"),
+        ("gpu", 2, "bfloat16", {"bits": 8}, "int8", "split"),
+        ("gpu", 2, "bfloat16", {"bits": 8, "group_size": 32}, "int8", "reference"),
+        ("tpu", 2, "bfloat16", {"bits": 8}, None, "reference"),
+    ],
+)
+def test_on_accelerators(
+    platform: str,
+    rows: int,
+    dtype: str,
+    options: dict,
+    activations: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu = Device(platform="gpu", kind="NVIDIA H100")
-    monkeypatch.setattr(api.dispatch, "device", lambda *arrays: gpu)
-    plan = plan_quantized_matmul(X, pack_weights(W), activations=activations)
+    device = Device(platform=platform, kind="one")
+    monkeypatch.setattr(api.dispatch, "device", lambda *arrays: device)
+    x = jax.ShapeDtypeStruct((rows, 64), jnp.dtype(dtype))
+    plan = plan_quantized_matmul(x, pack_weights(W, **options), activations=activations)
     assert plan.choose().name == expected
     refused = {choice.name: choice.refusal for choice in plan.choices()}
-    assert refused["native"] == "is for a CPU, not gpu"
+    assert refused["native"] == f"is for a CPU, not {platform}"
 
 
 def refusal(name: str, x: object, w: PackedWeights) -> str | None:
@@ -124,6 +146,17 @@ def test_each_refusal_says_why() -> None:
     )
     assert refusal("split", rows(3, 64), int8(64, 2)) == (
         "adds up whole channels, and these have 2 groups with scales of their own"
+    )
+    assert refusal("scaled", X, pack_weights(W, symmetric=False)) == (
+        "adds up integers and zero points apart, which cancels digits of float32"
+    )
+    assert refusal("scaled", rows(65, 64), int8(64, 2)) == (
+        "writes sums of 2 groups, which pays up to 64 rows of float32, not 65"
+    )
+    assert refusal("scaled", rows(65, 64, "bfloat16"), int8(64, 2)) is None
+    rounded = plan_quantized_matmul(X, pack_weights(W), activations="int8").choices()
+    assert next(choice.refusal for choice in rounded if choice.name == "scaled") == (
+        "multiplies rows as they are, not rounded ones"
     )
     long = 2**17
     assert refusal("split", rows(3, long), int8(long, 1)) == (
@@ -273,10 +306,60 @@ def test_work_is_what_xla_counts(impl: str, rows: int, bits: int, activations: s
     assert 0.5 * (outer + between) < work.bytes < 1.5 * (outer + between)
 
 
+def test_a_scaled_product_reads_integers_once() -> None:
+    """XLA for a CPU widens them; on a GPU (H200, jax 0.11.2, compiled) these bytes are moved."""
+    x = jax.ShapeDtypeStruct((2, 64), jnp.bfloat16)
+
+    def moved(rows: int, **options: int) -> int:
+        call = plan_quantized_matmul(x, pack_weights(W, **options)).call
+        return api.IMPLEMENTATIONS["scaled"].work(dataclasses.replace(call, rows=rows)).bytes
+
+    rows = 2 * 2 * (64 + 37)
+    assert moved(2, bits=8) - rows == 64 * 37 + 4 * 37 + 2 * (4 * 2 * 37)
+    assert moved(2, bits=4, group_size=64) - rows == 3 * 32 * 37 + 4 * 37 + 2 * (4 * 2 * 37)
+    sums = 4 * 2 * 2 * 37  # of two groups
+    assert moved(2, bits=8, group_size=32) - rows == 64 * 37 + 2 * 4 * 37 + 2 * sums
+    terms = 2 * 2 * 64 * (37 + 100)  # bfloat16, of weights and of 100 rows
+    many = moved(100, bits=8, group_size=32) - 50 * rows
+    assert many == 64 * 37 + 2 * 4 * 37 + 2 * terms
+
+
+@pytest.mark.parametrize("bits, group_size", [(8, None), (4, 32), (16, None)])
+def test_a_scaled_product_converts_integers_alone(bits: int, group_size: int | None) -> None:
+    """XLA reads such an operand as integers on a GPU; a multiplication of it would be written."""
+    w = pack_weights(W, bits=bits, group_size=group_size)
+    x = jnp.ones((1, 64), jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(functools.partial(scaled.run, activations=None))(x, w)
+    (dot,) = (e for e in jaxpr.eqns if e.primitive.name == "dot_general")
+    rows, weights = sorted((v.aval for v in dot.invars), key=lambda aval: 37 in aval.shape)
+    assert (rows.size, weights.size) == (2 * 64, 37 * 64), "one row is two"
+    assert rows.dtype == weights.dtype == jnp.bfloat16
+    assert dot.outvars[0].aval.dtype == jnp.float32
+    whole = {e.primitive.name for e in jaxpr.eqns if e.outvars[0].aval.size == 37 * 64}
+    shapes = {"reshape", "broadcast_in_dim", "squeeze", "bitcast_convert_type"}
+    assert whole <= shapes | {"convert_element_type"}
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4, "group_size": 32}], ids=str)
+def test_a_scaled_product_is_no_less_accurate(rows: int, options: dict) -> None:
+    w = pack_weights(W, symmetric=False, **options)
+    x = jnp.asarray(np.random.default_rng(rows).standard_normal((rows, 64)), jnp.bfloat16)
+    exact = np.asarray(x).astype(np.float64) @ np.asarray(unpack_weights(w), np.float64)
+
+    def error(impl: str) -> float:
+        y = np.asarray(quantized_matmul(x, w, impl=impl)).astype(np.float64)
+        return float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
+
+    # Both round y to bfloat16, half of 2^-8; two bfloat16 leave 2^-17 of a weight.
+    assert error("reference") < 2.0**-9
+    assert error("scaled") <= error("reference") + 2.0**-17
+
+
 @pytest.mark.thorough
 def test_sharded_as_alone() -> None:
     done = warm_start.run(
-        [PROGRAM, "blocks", "split"], env=forced_devices.environment(4, cached=True)
+        [PROGRAM, "blocks", "split", "scaled"], env=forced_devices.environment(4, cached=True)
     )
     assert done.stdout == "ok\n", done.stderr
 

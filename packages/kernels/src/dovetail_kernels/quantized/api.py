@@ -20,7 +20,7 @@ from dovetail_kernels.argument_names import operation
 from dovetail_kernels.derivatives import UNPACKED, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation
 from dovetail_kernels.mesh import per_shard
-from dovetail_kernels.quantized import blocks, costs, native, reference, split
+from dovetail_kernels.quantized import blocks, costs, native, reference, scaled, split
 from dovetail_kernels.quantized.call import QuantizedMatmulCall, QuantizedMatmulInputs
 from dovetail_kernels.quantized.layout import PackedArrays, PackedWeights
 from dovetail_kernels.quantized.rows import accumulator
@@ -50,11 +50,11 @@ def quantized_matmul(
         activations: "int8" rounds each row of x to round(x / s) s with s = max|x| / 127 in float32
             and multiplies integers ("W8A8"). Its gradient treats the rounding as the identity.
             None: no rounding.
-        impl: "native", "split", "blocks", "reference" or an `implementations.Implementation`, or
-            several in order of preference. Default: the best without a refusal; see
-            `explain(quantized_matmul, x, w)`. "native" is on CPUs only: a program that `jax.export`
-            lowers for another platform has jnp's product there, and an export for a CPU needs
-            impl=("split", "blocks").
+        impl: "native", "split", "blocks", "scaled", "reference" or an
+            `implementations.Implementation`, or several in order of preference. Default: the best
+            without a refusal; see `explain(quantized_matmul, x, w)`. "native" is on CPUs only: a
+            program that `jax.export` lowers for another platform has jnp's product there, and an
+            export for a CPU needs impl=("split", "blocks").
 
     Returns:
         y [M, F] in x's dtype, accumulated in float32 (float64 for float64 x). Differentiable in x
@@ -131,18 +131,23 @@ def plan_quantized_matmul(
 def _preferred(call: QuantizedMatmulCall) -> tuple[str, ...]:
     """Returns the names of implementations, best first.
 
-    Compilers for a GPU or TPU fuse dequantization; XLA's for a CPU does not. On a CPU, splitting
-    multiplies the rows. With many rows and more than one term of each, that costs more than it
-    saves in reading weights. On 2 Sapphire Rapids cores, with matrix instructions for int8, it is
-    faster up to 256 rows; without those instructions the limit is lower.
+    XLA for a TPU fuses dequantization. For a GPU it fuses conversions alone, but everything for one
+    row; nibbles are written for "scaled", so one row of 4 bits is for "reference". On a CPU,
+    splitting multiplies the rows. With many rows and more than one term of each, that costs more
+    than it saves in reading weights. On 2 Sapphire Rapids cores, with matrix instructions for int8,
+    it is faster up to 256 rows; without those instructions the limit is lower.
     """
     if call.device.platform != "cpu":
-        fused = ("reference", "blocks", "native")
-        return ("split", *fused) if call.activations else ("reference", "split", "blocks", "native")
+        if call.activations:
+            return ("split", "reference", "blocks", "native", "scaled")
+        fused = ("reference", "split", "blocks", "native")
+        nibbles = call.bits == 4 and isinstance(call.rows, int) and call.rows == 1
+        first = call.device.platform == "gpu" and not nibbles
+        return ("scaled", *fused) if first else (*fused, "scaled")
     many = not isinstance(call.rows, int) or call.rows > 32  # a symbolic number counts as many
     if many and costs.terms(call) > 1:
-        return ("native", "blocks", "reference", "split")
-    return ("native", "split", "blocks", "reference")
+        return ("native", "blocks", "reference", "split", "scaled")
+    return ("native", "split", "blocks", "reference", "scaled")
 
 
 def _check(x: Any, w: PackedArrays, *, activations: str | None) -> None:
@@ -285,6 +290,20 @@ def _refuse_native(call: QuantizedMatmulCall) -> str | None:
     return native.unavailable()
 
 
+def _refuse_scaled(call: QuantizedMatmulCall) -> str | None:
+    if call.activations:
+        return "multiplies rows as they are, not rounded ones"
+    if call.asymmetric and call.dtype.itemsize > 2:
+        return f"adds up integers and zero points apart, which cancels digits of {call.dtype.name}"
+    many = not isinstance(call.rows, int) or call.rows > scaled.MOST_GROUPED_ROWS
+    if call.groups > 1 and many and call.dtype != jnp.bfloat16:
+        return (
+            f"writes sums of {call.groups} groups, which pays up to {scaled.MOST_GROUPED_ROWS} "
+            f"rows of {call.dtype.name}, not {call.rows}"
+        )
+    return None
+
+
 def _run_of(
     multiply: Callable[..., Array],
 ) -> Callable[[QuantizedMatmulCall, QuantizedMatmulInputs], Array]:
@@ -300,6 +319,7 @@ IMPLEMENTATIONS = {
         ("native", _refuse_native, costs.native_work, native.run),
         ("split", _refuse_split, costs.split_work, split.run),
         ("blocks", _refuse_blocks, costs.blocks_work, blocks.run),
+        ("scaled", _refuse_scaled, costs.scaled_work, scaled.run),
         ("reference", _any, costs.reference_work, reference.run),
     )
 }

@@ -5,7 +5,7 @@
 import numpy as np
 
 from dovetail_kernels.dispatch import Work
-from dovetail_kernels.quantized import blocks, split
+from dovetail_kernels.quantized import blocks, scaled, split
 from dovetail_kernels.quantized.call import QuantizedMatmulCall
 
 
@@ -54,6 +54,21 @@ def blocks_work(call: QuantizedMatmulCall) -> Work:
     direct = _converted(call) and not _narrow(call)
     results = 0 if direct else call.rows * call.outputs * _wide(call)
     return _work(call, peak_bytes=block + rows + results)
+
+
+def scaled_work(call: QuantizedMatmulCall) -> Work:
+    """Returns the cost if weights are read once, as integers; 4 bits are written once more.
+
+    Sums of more groups than one are written. With many rows two bfloat16 of each weight are.
+    """
+    few = isinstance(call.rows, int) and call.rows <= scaled.MOST_GROUPED_ROWS
+    weights = call.inputs * call.outputs
+    if call.groups > 1 and not few:
+        terms = 4 * weights + 4 * call.rows * call.inputs
+        return _work(call, flops=4 * call.rows * weights, between=2 * terms, peak_bytes=terms)
+    sums = call.groups * call.rows * call.outputs * _wide(call)
+    signs = weights // 2 if call.bits == 4 else 0
+    return _work(call, between=2 * (sums + signs), peak_bytes=sums + signs)
 
 
 def reference_work(call: QuantizedMatmulCall) -> Work:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w with w dequantized whole. It is the formula, and GPU and TPU compilers fuse it."""
+"""y = x w with w dequantized whole. It is the formula, and XLA for a TPU fuses it."""
 
 import jax
 import jax.numpy as jnp

@@ -5,15 +5,21 @@
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from dovetail_kernels.arrays import absmax
 
 _TINY = float(np.finfo(np.float32).tiny)
 
 
+def wide(dtype: DTypeLike) -> np.dtype:
+    """Returns the accumulation dtype of products of rows: float32, or float64 for float64."""
+    return np.promote_types(dtype, np.float32)
+
+
 def accumulator(x: Array) -> Array:
-    """Converts x to the accumulation dtype of its products: float32, or float64 for float64."""
-    return x.astype(np.promote_types(x.dtype, np.float32))
+    """Converts x to the accumulation dtype of its products."""
+    return x.astype(wide(x.dtype))
 
 
 def eight_bits(x: Array) -> tuple[Array, Array]:

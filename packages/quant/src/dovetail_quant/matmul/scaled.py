@@ -172,21 +172,20 @@ def _scaled(
     """
     count, (groups, _), sums = x.shape[0], scale.shape, rows.wide(x.dtype)
     grouped = x.reshape(count, groups, x.shape[1] // groups)
-    if isinstance(count, int) and count == 1:
-        grouped = jnp.broadcast_to(grouped, (2, *grouped.shape[1:]))
+    single = isinstance(count, int) and count == 1
     # HIGHEST: float32 products stay float32 on hardware that would round them.
     exact = jax.lax.Precision.HIGHEST if x.dtype == sums else None
     y = jnp.einsum(
         f"rgk,{layout}->grn",
-        grouped,
+        jnp.broadcast_to(grouped, (2, *grouped.shape[1:])) if single else grouped,
         codes.astype(x.dtype),
         precision=exact,
         preferred_element_type=sums,
-    )
+    )[:, :count]
     if zeros is not None:  # a difference in the operand would be written
         totals = jnp.sum(grouped.astype(sums), axis=2).T
         y = y - totals[:, :, None] * zeros[:, None].astype(sums)
-    return jnp.sum(y * scale[:, None].astype(sums), axis=0)[:count]
+    return jnp.sum(y * scale[:, None].astype(sums), axis=0)
 
 
 def _two_terms(x: Array, w: Array) -> Array:

@@ -219,9 +219,9 @@ def dequantize(q: QArray) -> Float[Array, "*b K N"]:
     return _decoded(q.qvalue, q.scale, q.zero_point, weight_of(q))
 
 
-def nbytes(q: QArray) -> int:
-    """Returns the bytes of codes, scales and zero points, two 4-bit codes a byte; arrays may be
-    abstract.
+def nbytes(q: Any) -> int:
+    """Returns the bytes of a pytree of codes, scales and zero points, two 4-bit codes a byte;
+    arrays may be abstract.
     """
     return sum(-(-leaf.size * _bits(leaf.dtype) // 8) for leaf in jax.tree.leaves(q))
 

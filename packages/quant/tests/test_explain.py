@@ -6,6 +6,7 @@ from flax import nnx
 
 from dovetail_quant import Spec, apply, explain, plan
 from dovetail_quant.matmul.blocked import Blocked
+from dovetail_quant.matmul.choose import Auto
 
 
 class Model(nnx.Module):
@@ -55,6 +56,15 @@ def test_a_product_that_was_passed_is_named(model):
     quantized = apply(model, plan(model, RULES[:1]), matmul=Blocked())
     (one,) = explain(quantized, rows=1)
     assert (one.choice.product, one.choice.reason) == ("Blocked", "was passed as matmul=")
+
+
+@pytest.mark.thorough
+def test_int4_of_a_gpu_counts_half_a_byte(model):
+    _, (path, spec), *_ = RULES
+    product = Auto(spec=spec, platform="gpu")
+    (site,) = explain(apply(model, plan(model, [(path, spec)]), matmul=product), rows=1)
+    assert site.choice.product == "scaled"
+    assert site.bytes_read == 64 * 128 // 2 + 2 * 128 * 4
 
 
 def test_wrong_calls(model):

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from qwix import QArray
 
+from dovetail_quant import apply, plan
 from dovetail_quant.codes.layout import PackedWeights, pack_weights
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.choose import Auto
@@ -58,6 +60,21 @@ def test_takes_rows_of_an_embedding(spec: Spec) -> None:
     np.testing.assert_array_equal(rows[0], given.w[:, [3, 0]].T.astype(np.float32))
     assert rows.shape == (2, 2, 96)
     assert np.isnan(rows[1, 1]).all()
+
+
+@pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=16)], ids=str)
+def test_serves_a_tied_embedding(spec: Spec) -> None:
+    class Model(nnx.Module):
+        def __init__(self) -> None:
+            self.embed = nnx.Embed(33, 96, rngs=nnx.Rngs(0))
+
+    model = Model()
+    quantized = apply(model, plan(model, [("embed", spec)]), matmul=Auto(spec=spec, platform="gpu"))
+    table = np.asarray(quantized.embed.embedding[...].dequantize(), np.float64)
+    np.testing.assert_array_equal(quantized.embed(jnp.array([4, 32])), table[[4, 32]])
+    x = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
+    logits = np.asarray(quantized.embed.attend(jnp.asarray(x)))
+    assert (abs(logits - x @ table.T) <= bound(x, table.T)).all()
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

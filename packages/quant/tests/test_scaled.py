@@ -15,35 +15,36 @@ from flax import nnx
 from qwix import QArray
 
 from dovetail_quant import apply, plan
-from dovetail_quant.codes.layout import PackedWeights, pack_weights
+from dovetail_quant.codes.layout import pack_weights
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.matmul.choose import Auto
 from dovetail_quant.matmul.reference import Reference
-from dovetail_quant.matmul.scaled import Scaled
+from dovetail_quant.matmul.scaled import Scaled, TransposedCodes
 from dovetail_quant.testing import Problem, bound, problem
 
 GROUPS = Spec(weight="int4", group=16, symmetric=False)
 # Inputs, outputs: no axis of rows or groups has either size.
 SHAPE = (96, 33)
 LAYOUTS = [
-    (Spec(), PackedWeights),
-    (Spec(weight="fp8"), PackedWeights),
+    (Spec(), TransposedCodes),
+    (Spec(weight="fp8"), TransposedCodes),
+    (Spec(weight="int4", symmetric=False), TransposedCodes),
     (Spec(group=16), QArray),
-    (Spec(weight="int4"), QArray),
+    (Spec(weight="nf4"), QArray),
     (GROUPS, QArray),
     (Spec(weight="nf4", group=16), QArray),
 ]
 
 
 @pytest.mark.parametrize(("spec", "layout"), LAYOUTS, ids=lambda value: str(value)[:60])
-def test_bytes_of_one_scale_lie_as_n_k(spec: Spec, layout: type) -> None:
+def test_codes_of_one_scale_lie_as_n_k(spec: Spec, layout: type) -> None:
     codes = problem(spec, rows=1, shape=SHAPE).codes
-    assert isinstance(Scaled().prepare(codes), layout)
-    # From a file: its packed weights are those of the layout, or are unpacked.
-    packed = pack_weights(codes)
-    prepared = Scaled().prepare(packed)
+    prepared = Scaled().prepare(pack_weights(codes))  # as from a file
     assert isinstance(prepared, layout)
-    assert (prepared is packed) == (layout is PackedWeights)
+    assert isinstance(Scaled().prepare(codes), layout)
+    if isinstance(prepared, TransposedCodes):
+        assert prepared.values.shape == SHAPE[::-1]
+        assert prepared.values.dtype == codes.qvalue.dtype
     same = jax.tree.map(
         lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(),
         Scaled().codes(prepared),

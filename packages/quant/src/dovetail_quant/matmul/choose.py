@@ -26,7 +26,7 @@ from dovetail_quant.matmul.act import GroupedRows
 from dovetail_quant.matmul.api import Matmul, MatmulOption
 from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
-from dovetail_quant.matmul.scaled import Scaled, takes
+from dovetail_quant.matmul.scaled import Scaled, TransposedCodes
 from dovetail_quant.matmul.w8a8 import LONGEST, W8A8, Digits
 
 PRODUCTS: dict[str, Matmul] = {
@@ -209,28 +209,27 @@ class Auto:
 
     def codes(self, prepared: Any) -> QArray:
         """Inverts `prepare`, bit for bit."""
-        name = "blocked" if isinstance(prepared, PackedWeights) else "reference"
+        name = "blocked" if isinstance(prepared, PackedWeights) else "scaled"
         return PRODUCTS[name].codes(prepared)
 
     def take(self, prepared: Any, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
         """Returns w[:, index] in float32; NaN for an index outside 0 to N - 1."""
         if isinstance(prepared, PackedWeights):
             return columns(prepared, index)
-        return Reference().take(prepared, index)
+        return Scaled().take(prepared, index)
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
         """Returns x w in the dtype of x, by the product for this number of rows."""
-        platform, packed = self._platform(), isinstance(prepared, PackedWeights)
-        if not packed and platform != "gpu":
-            return PRODUCTS["reference"](x, prepared)
-        # Weights packed for a CPU keep its products on any platform.
-        on_gpu = platform == "gpu" and (not packed or takes(prepared))
+        platform = self._platform()
+        if not isinstance(prepared, PackedWeights):
+            on_gpu = platform == "gpu" or isinstance(prepared, TransposedCodes)
+            return PRODUCTS["scaled" if on_gpu else "reference"](x, prepared)
         rows = x.size // max(1, x.shape[-1]) if x.ndim else 1
         choice = choose(
             self.spec,
-            platform="gpu" if on_gpu else "cpu",
+            platform="cpu",  # for which the weights were packed
             rows=rows,
-            inputs=prepared.in_features if packed else prepared.qvalue.shape[-2],
+            inputs=prepared.in_features,
             dtype=x.dtype,
             installed=self.installed and platform == "cpu",
         )

@@ -35,12 +35,12 @@ def check_single(w: QArray) -> None:
         )
 
 
-def check_one(packed: PackedWeights) -> None:
-    """Raises ValueError unless packed weights are one matrix."""
-    if packed.values.ndim != 2:
+def check_one(values: Array) -> None:
+    """Raises ValueError unless the values of prepared weights are one matrix."""
+    if values.ndim != 2:
         raise ValueError(
             "a product needs the prepared codes of one matrix, got values="
-            f"{tuple(packed.values.shape)}; write jax.vmap(matmul)(x, prepared)"
+            f"{tuple(values.shape)}; write jax.vmap(matmul)(x, prepared)"
         )
 
 
@@ -103,7 +103,7 @@ def call(run: Run, back: Run, x: Array, packed: PackedWeights) -> Array:
         x: Activations.
         packed: Packed weights.
     """
-    check_one(packed)
+    check_one(packed.values)
     check_rows(x, packed.in_features)
 
     def product(x: Array, packed: PackedWeights) -> Array:

@@ -12,9 +12,10 @@ one H200 with jax 0.11.2, in ms (decoded in float32 at HIGHEST | bfloat16 weight
     int8, one scale a column    .146 | .040 | .028   .273 | .047 | .047   1.357 | .101 | .158
     int4, one scale a column       -        | .024      -        | .042      -         | .128
 
-The layout is the faster one of two. 8-bit codes with one scale a column lie as [N, K]: as [K, N]
-they took .033 ms at two rows. All others lie as [K, N]; int4 is two codes a byte in the memory of a
-GPU, and XLA reads them in the product. It writes the nibbles of `PackedWeights` apart first.
+(int4 as [K, N].) Codes with one scale a column lie as [N, K]. int8 as [K, N] took .033 ms at two
+rows, and in a loop XLA copies int4 that lies as [K, N] into the other layout. Groups lie as [K, N].
+int4 is two codes a byte in the memory of a GPU, and XLA reads them in the product; it writes the
+nibbles of `PackedWeights` apart first.
 
 One row takes .047 ms, two rows .028, because XLA makes one row a multiplication and a sum: one row
 is therefore multiplied as two. Groups have a product each, whose sums [G, R, N] are written: .035
@@ -33,16 +34,38 @@ from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.codes.codes import dequantize, weight_of
-from dovetail_quant.codes.layout import PackedWeights, unpack_weights
-from dovetail_quant.codes.spec import Weight
+from dovetail_quant.codes.layout import PackedWeights
 from dovetail_quant.matmul import rows
-from dovetail_quant.matmul.blocked import columns
 from dovetail_quant.matmul.reference import Reference, formula
 
-Prepared: TypeAlias = PackedWeights | QArray
-
-_BYTES: tuple[Weight, ...] = ("int8", "fp8")
 _MOST_GROUPED_ROWS = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransposedCodes:
+    """Codes with one scale a column, as [N, K]. Axes of a stack come before N.
+
+    Attributes:
+        values: int8, int4 or float8_e4m3fn [N, K].
+        scales: f32[N, 1].
+        zeros: Zero points [N, 1], or None.
+    """
+
+    values: Any
+    scales: Any
+    zeros: Any = None
+
+    def back(self) -> QArray:
+        """Returns the canonical codes [K, N]."""
+        return _transposed(QArray(self.values, self.scales, self.zeros, self.values.dtype))
+
+
+Prepared: TypeAlias = TransposedCodes | QArray
+
+
+def _transposed(q: QArray) -> QArray:
+    return jax.tree.map(lambda a: jnp.swapaxes(a, -1, -2), q)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,32 +90,33 @@ class Scaled:
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray | PackedWeights) -> Prepared:
-        """Returns 8-bit codes with one scale a column packed, as [N, K], and others as [K, N].
+        """Returns codes with one scale a column as [N, K], nf4 and others as [K, N].
 
         Raises:
             ValueError: The codes are not [K, N] in canonical form.
         """
         if isinstance(w, PackedWeights):
-            if takes(w):
-                return w
             w = rows.codes(w)
         rows.check_single(w)
-        return rows.prepare(w) if weight_of(w) in _BYTES and w.scale.shape[0] == 1 else w
+        if w.scale.shape[0] > 1 or weight_of(w) == "nf4":
+            return w
+        turned = _transposed(w)
+        return TransposedCodes(values=turned.qvalue, scales=turned.scale, zeros=turned.zero_point)
 
     def codes(self, prepared: Prepared) -> QArray:
         """Inverts `prepare`, bit for bit."""
-        return rows.codes(prepared) if isinstance(prepared, PackedWeights) else prepared
+        return prepared.back() if isinstance(prepared, TransposedCodes) else prepared
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Prepared) -> Float[Array, "*batch N"]:
         """Returns x w in the dtype of x.
 
         Raises:
             TypeError: x is not floating point.
-            ValueError: The last axis of x is not K, or the weights are not those of `prepare`.
+            ValueError: The last axis of x is not K, or the weights are not one matrix.
         """
-        if isinstance(prepared, PackedWeights):
-            rows.check_one(prepared)
-            inputs, outputs = prepared.in_features, prepared.out_features
+        if isinstance(prepared, TransposedCodes):
+            rows.check_one(prepared.values)
+            outputs, inputs = prepared.values.shape
             mesh, (axes, _) = rows.placement(prepared.values)
         else:
             rows.check_single(prepared)
@@ -106,14 +130,13 @@ class Scaled:
 
         NaN for an index outside 0 to N - 1.
         """
-        if isinstance(prepared, PackedWeights):
-            return columns(prepared, index)
-        return Reference().take(prepared, index)
-
-
-def takes(packed: PackedWeights) -> bool:
-    """Tests whether packed weights are those of `Scaled.prepare`: bytes, one scale a column."""
-    return packed.weight in _BYTES and packed.groups == 1
+        if not isinstance(prepared, TransposedCodes):
+            return Reference().take(prepared, index)
+        flat = index.reshape(-1)
+        selected = jax.tree.map(lambda a: jnp.take(a, flat, axis=0, mode="clip"), prepared)
+        inside = (flat >= 0) & (flat < prepared.values.shape[0])
+        embedded = jnp.where(inside[:, None], dequantize(selected.back()).T, jnp.nan)
+        return embedded.reshape(*index.shape, -1)
 
 
 # The gradient is that of the formula, in forward and reverse mode.
@@ -131,26 +154,22 @@ def _tangent(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Array
 
 
 def _formula(x: Array, prepared: Prepared) -> Array:
-    packed = isinstance(prepared, PackedWeights)
-    return formula(x, unpack_weights(prepared) if packed else prepared)
+    return formula(x, prepared.back() if isinstance(prepared, TransposedCodes) else prepared)
 
 
 def _rows(x: Array, prepared: Prepared) -> Array:
     """Returns x [R, K] times w, in float32 or wider."""
-    packed = isinstance(prepared, PackedWeights)
-    zeros = prepared.zeros if packed else prepared.zero_point
+    turned = isinstance(prepared, TransposedCodes)
+    zeros = prepared.zeros if turned else prepared.zero_point
     if zeros is not None and x.dtype == rows.wide(x.dtype):
         # Sums of codes and of zero points cancel: ten times the error, which bfloat16 hides.
         return _formula(x, prepared)
-    if packed:
-        values = prepared.values
-        if prepared.weight == "fp8":
-            values = jax.lax.bitcast_convert_type(values, jnp.float8_e4m3fn)
+    if turned:
         zeros = None if zeros is None else zeros.T
-        return _scaled(x, values[:, None], prepared.scales.T, zeros, layout="ngk")
+        return _scaled(x, prepared.values[:, None], prepared.scales.T, zeros, layout="ngk")
     groups, (inputs, outputs) = prepared.scale.shape[0], prepared.qvalue.shape
     few = isinstance(x.shape[0], int) and x.shape[0] <= _MOST_GROUPED_ROWS  # or symbolic
-    if (groups == 1 or few) and weight_of(prepared) != "nf4":
+    if few and weight_of(prepared) != "nf4":
         codes = prepared.qvalue.reshape(groups, inputs // groups, outputs)
         return _scaled(x, codes, prepared.scale, zeros, layout="gkn")
     if x.dtype == jnp.bfloat16:

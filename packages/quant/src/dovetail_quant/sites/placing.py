@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from qwix import QArray
 
 from dovetail_quant.codes.layout import PackedWeights
+from dovetail_quant.matmul.scaled import TransposedCodes
 from dovetail_quant.sites.kernel import Axes
 
 Entries = tuple[Any, ...]  # of a PartitionSpec, one for each axis
@@ -92,11 +93,11 @@ def place_divisor(scale: Any, place: Place | None) -> Array | None:
 
 
 def place_prepared(prepared: Any, place: Place | None) -> Any:
-    """Places prepared weights: packed [*b, N, K] like [*b, K, N].
+    """Places prepared weights: packed or transposed [*b, N, K] like [*b, K, N].
 
     Layouts of other libraries are left unchanged.
     """
-    if place is None or not isinstance(prepared, PackedWeights | QArray):
+    if place is None or not isinstance(prepared, PackedWeights | TransposedCodes | QArray):
         return prepared
     if isinstance(prepared, QArray):
         return place_codes(prepared, place)

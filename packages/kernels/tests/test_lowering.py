@@ -127,7 +127,7 @@ def test_sampling_without_a_sort(platform):
         return sample(logits, keys=keys, temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)
 
     module = lowered(draw, _shape(3, 1000), _integers(), platform=platform)
-    assert "stablehlo.while" in module
+    assert ("stablehlo.while" in module) == (platform == "tpu")  # on a GPU the host would wait
     assert "stablehlo.sort" not in module
 
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels.dispatch import Work, device
+from dovetail_kernels.sampling.thresholds import AT_ONCE, BISECTION
 
 # Steps of one activation; exp, erf and tanh count as one.
 _ACTIVATION_FLOPS = {"relu": 1, "sigmoid": 4, "silu": 5, "gelu": 5, "gelu_tanh": 9}
-_BISECTION = 32  # passes over a row, at most one for each bit of float32
 
 
 def _rope_work(traffic: int, x: Any, positions: Any, **options: Any) -> Work:
@@ -99,13 +99,16 @@ def _warp_logits_work(traffic: int, logits: Any, **options: Any) -> Work:
     """
     size = math.prod(logits.shape)
     top_k, top_p = (options.get(name) is not None for name in ("top_k", "top_p"))
-    passes = _BISECTION * (top_k + top_p)
-    steps = 6 + _BISECTION * (2 * top_k + 3 * top_p) + 2 * (options.get("min_p") is not None)
+    # A pass on a GPU sums the weights above all numbers that its halvings can ask for.
+    at_once = AT_ONCE if device(logits).platform == "gpu" else 1
+    passes = BISECTION // at_once
+    sums = passes * (2**at_once - 1)
+    steps = 6 + sums * (2 * top_k + 3 * top_p) + 2 * (options.get("min_p") is not None)
     by_rows = _by_rows(logits)
     rows = 1 if by_rows else logits.shape[0]
     return Work(
         flops=steps * size,
-        bytes=traffic + (0 if by_rows else 4 * size * passes),
+        bytes=traffic + (0 if by_rows else 4 * size * passes * (top_k + top_p)),
         peak_bytes=(1 + top_k + top_p) * 4 * rows * logits.shape[1] + _widened(logits),
     )
 

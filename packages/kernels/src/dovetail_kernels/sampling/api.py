@@ -18,6 +18,7 @@ draws from them with two random numbers.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from jaxtyping import Float, Int, Key
 from dovetail_kernels.argument_names import operation
 from dovetail_kernels.sampling.draw import draw
 from dovetail_kernels.sampling.options import PerRow, check_logits, per_row
-from dovetail_kernels.sampling.rows import one_by_one, over_rows
+from dovetail_kernels.sampling.rows import over_rows, suited
 from dovetail_kernels.sampling.thresholds import warp
 
 _AXES = ("bv", "b", "b", "b", "b")
@@ -90,7 +91,7 @@ def sample(
     options = _options(logits.shape[0], temperature, top_k, top_p, min_p)
     _check_keys(keys, logits)
     z = jnp.asarray(logits)
-    return over_rows("sample", one_by_one(_sample, z), (z, keys, *options), (*_AXES, "b"), out="b")
+    return over_rows("sample", suited(_sample, z), (z, keys, *options), (*_AXES, "b"), out="b")
 
 
 @operation
@@ -132,7 +133,7 @@ def warp_logits(
     check_logits("warp_logits", logits)
     options = _options(logits.shape[0], temperature, top_k, top_p, min_p)
     z = jnp.asarray(logits)
-    return over_rows("warp_logits", one_by_one(warp, z), (z, *options), _AXES, out="bv")
+    return over_rows("warp_logits", suited(warp, z), (z, *options), _AXES, out="bv")
 
 
 def _options(
@@ -164,8 +165,8 @@ def _check_keys(keys: Any, logits: Any) -> None:
         )
 
 
-@jax.jit
-def _sample(logits: Array, keys: Array, *options: Any) -> Array:
-    warped = warp(logits, *options)
+@functools.partial(jax.jit, static_argnames="unrolled")
+def _sample(logits: Array, keys: Array, *options: Any, unrolled: bool = False) -> Array:
+    warped = warp(logits, *options, unrolled=unrolled)
     token = draw(jnp.exp(warped), keys)
     return jnp.where(jnp.isnan(warped[:, 0]), -1, token)

@@ -3,7 +3,8 @@
 """Operations on the rows of a batch of logits: on each shard, and one by one on a CPU.
 
 A row that is read many times fits in a core's cache, but a batch does not. On a CPU such rows are
-therefore processed one after the other. There a row draws the same token in any batch.
+therefore processed one after the other. There a row draws the same token in any batch. On a GPU all
+rows are processed together, with a fixed number of passes.
 """
 
 import functools
@@ -38,13 +39,26 @@ def over_rows(
     return mesh.per_shard(operation, function, arrays, axes, out=out, may="b", instead=instead)
 
 
-def one_by_one(f: Callable[..., Array], logits: Array) -> Callable[..., Array]:
-    """Returns f itself, or on a CPU a loop of f over single rows."""
+def suited(f: Callable[..., Array], logits: Array) -> Callable[..., Array]:
+    """Returns f for the device of the logits: over single rows on a CPU, `unrolled` on a GPU.
+
+    Args:
+        f: Jitted function of rows, with a static option `unrolled`.
+        logits: Logits [B, V].
+    """
+    platform = dispatch.device(logits).platform
+    if platform == "gpu":
+        return _unrolled(f)
     # Of several devices each may hold other rows; a loop over them would gather all.
-    if dispatch.device(logits).platform != "cpu" or jax.device_count("cpu") > 1:
+    if platform != "cpu" or jax.device_count("cpu") > 1:
         return f
 
     return functools.partial(_row_by_row, f)
+
+
+@functools.cache  # JAX compiles anew for each new function
+def _unrolled(f: Callable[..., Array]) -> Callable[..., Array]:
+    return functools.partial(f, unrolled=True)
 
 
 def largest(z: Array) -> Array:

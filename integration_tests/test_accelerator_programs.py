@@ -80,7 +80,8 @@ def test_the_training_step_lowers_for_a_gpu_with_cudnn():
         assert [line for line in lowered.splitlines() if call in line and queries in line], call
 
 
-def test_a_decoding_step_of_the_engine_lowers_for_a_gpu():
+@pytest.mark.parametrize("kind", ["greedy", "plain"])
+def test_a_decoding_step_of_the_engine_lowers_for_a_gpu(kind):
     step, _ = accelerator_step.load("infer.engine-bfloat16")
     config = llama(**step.full["sizes"], tie=True)
     rows, page = max(step.full["rows"]), 16
@@ -100,8 +101,9 @@ def test_a_decoding_step_of_the_engine_lowers_for_a_gpu():
             max_rows=rows,
             max_logprobs=0,
             adapters=False,
+            branches=False,
         )
-        bucket = Bucket(tokens=rows, rows=rows, kind="plain")
+        bucket = Bucket(tokens=rows, rows=rows, kind=kind)
         pools = [shape((rows * columns, *x.page_shape(page)), x.dtype) for x in layout.layers]
         slots = State(*[shape((rows, config.vocab_size), jnp.float32)] * 4)
         given = DeviceState(tuple(pools), shape((rows,), jnp.int32), slots)
@@ -112,6 +114,7 @@ def test_a_decoding_step_of_the_engine_lowers_for_a_gpu():
     pool = f"tensor<{rows * columns}x2x{page}x8x64x"
     assert f"{pool}bf16>" in text
     assert f"{pool}f32>" not in text  # no copy in a wider dtype
+    assert "stablehlo.case" not in text  # where the host would wait for the device
 
 
 def test_the_network_of_a_bundle_lowers_for_a_gpu():

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 
 import dovetail_kernels
+import dovetail_kernels.sampling.api
 from dovetail_infer import Sampling, reference
 from dovetail_infer.step import logits, slots
 from dovetail_infer.testing import check_sampling
@@ -85,3 +87,57 @@ def test_rows_without_a_distribution_have_no_token(temperature: int, kind: logit
     rows, state = rows_of([Sampling(temperature=temperature)] * 5, range(5))
     drawn = compiled(dovetail_kernels, kind)(jnp.asarray(z), rows, state)
     assert (np.asarray(drawn.tokens) >= 0).tolist() == [True, False, False, False, True]
+
+
+H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="cuda")
+FORMS = {"loops": lambda f, z: f, "passes": lambda f, z: functools.partial(f, unrolled=True)}
+
+
+@pytest.mark.thorough
+@pytest.mark.capability("steps of the engine", on="cuda")
+@pytest.mark.parametrize("kind", ["plain", "full"])
+def test_the_programs_of_a_gpu_draw_the_same_bits(
+    kind: logits.Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fixed number of passes and no conditional, against loops and a conditional."""
+    rng = np.random.default_rng(3)
+    able = [s for s in CASES.values() if kind == "full" or not slots.needs_full(s)]
+    greedy = Sampling(temperature=0)
+    mixes = [[greedy] * 6]
+    for _ in range(8):
+        picked = (able[i] for i in rng.integers(len(able), size=6))
+        mixes.append([greedy if rng.random() < 0.3 else sampling for sampling in picked])
+    programs = {}
+    for form, suited in FORMS.items():
+        step = functools.partial(
+            logits.draw, dovetail_kernels, kind=kind, rules=(), top=3, branches=form == "loops"
+        )
+        programs[form] = jax.jit(lambda *given, step=step: step(*given))
+        monkeypatch.setattr(dovetail_kernels.sampling.api, "suited", suited)
+        programs[form](jnp.zeros((6, VOCAB)), *rows_of(mixes[0], range(6)))  # traces it
+    by_kind = jax.jit(
+        functools.partial(logits.draw, dovetail_kernels, kind="greedy", rules=(), top=3)
+    )
+    for i, samplings in enumerate(mixes):
+        z = rng.normal(size=(6, VOCAB)) * 3
+        z = jnp.asarray(np.round(4 * z) / 4 if i % 2 else z, jnp.float32)
+        rows, state = rows_of(samplings, range(10 * i, 10 * i + 6))
+        rows = rows._replace(samples=jnp.asarray(rng.random(6) < 0.8))
+        want, drawn = (programs[form](z, rows, state) for form in FORMS)
+        jax.tree.map(np.testing.assert_array_equal, drawn, want)
+        if i == 0 and kind == "plain":
+            jax.tree.map(np.testing.assert_array_equal, by_kind(z, rows, None), want)
+
+
+@pytest.mark.capability("steps of the engine", on="cuda")
+@pytest.mark.parametrize("kind", ["greedy", "plain", "full"])
+def test_no_draw_on_a_gpu_waits_for_the_host(kind: logits.Kind) -> None:
+    rows, state = jax.eval_shape(lambda: rows_of([Sampling()] * 4, range(4)))
+    step = functools.partial(
+        logits.draw, dovetail_kernels, kind=kind, rules=(), top=3, branches=False
+    )
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=H200)):
+        traced = jax.jit(step).trace(jax.ShapeDtypeStruct((4, VOCAB), jnp.float32), rows, state)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.exponential" in text
+    assert not [name for name in ("while", "case", "if") if f"stablehlo.{name}" in text]

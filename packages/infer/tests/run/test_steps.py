@@ -14,7 +14,7 @@ from engines import SMALL, byte_decoder, decoder, engine, greedy, text_engine
 from flax import nnx
 
 from dovetail_infer import Engine, Sampling
-from dovetail_infer.step import executor
+from dovetail_infer.step.placement import Placement
 from dovetail_infer.step.weights import dotted_leaves
 from dovetail_infer.testing import ByteTokenizer
 
@@ -104,7 +104,7 @@ def test_sleep_pause_and_resume_in_any_order_keep_requests(
 ) -> None:
     """New weights come while the engine sleeps, as after a training step."""
     if accelerator:  # weights then move to the host
-        monkeypatch.setattr(executor, "_platform", lambda arrays: "accelerator")
+        monkeypatch.setattr(Placement, "platform", "accelerator")
     new = decoder(seed=1)
     with engine() as running, running.stream([1, 2], GREEDY) as stream:
         for name in ("resume", "pause", "pause", "sleep", "pause", "sleep"):

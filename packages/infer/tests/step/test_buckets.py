@@ -2,29 +2,85 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lattice of programs holds every step, with few programs and little padding."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail_infer.step.buckets import KINDS, Bucket, lattice, smallest
+from dovetail_infer.step.batch import Batch
+from dovetail_infer.step.buckets import KINDS, Bucket, lattice, least_kind, smallest
+from dovetail_infer.testing import options
 
 
-def test_the_default_sizes_have_twenty_one_programs():
-    assert len(lattice(step_tokens=2048, max_rows=64)) == 21
+@pytest.mark.parametrize(("gpu", "count"), [(False, 21), (True, 26)])
+def test_the_number_of_programs_of_the_default_sizes(gpu, count):
+    assert len(lattice(step_tokens=2048, max_rows=64, gpu=gpu)) == count
 
 
-def test_invariant_mode_has_one_size():
-    want = {Bucket(48, 5, kind) for kind in KINDS}
-    assert set(lattice(step_tokens=48, max_rows=5, invariant=True)) == want
+@pytest.mark.parametrize(("gpu", "size"), [(False, 1), (True, 2)])
+def test_invariant_mode_has_one_size(gpu, size):
+    """Not even a greedy step has another program."""
+    want = {Bucket(48, 5, kind) for kind in ("plain", "full", "score")}
+    assert set(lattice(step_tokens=48, max_rows=5, invariant=True, gpu=gpu)) == want
+    smallest_engine = lattice(step_tokens=1, max_rows=1, invariant=True, gpu=gpu)
+    assert {(p.tokens, p.rows) for p in smallest_engine} == {(size, size)}
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 64])
+def test_a_gpu_decodes_two_rows_at_least(max_rows):
+    programs = lattice(step_tokens=2048, max_rows=max_rows, gpu=True)
+    assert min(p.rows for p in programs) == 2
+    decoding = {
+        kind: sorted(p.rows for p in programs if p.tokens == p.rows and p.kind == kind)
+        for kind in KINDS[:2]
+    }
+    assert decoding["greedy"] == decoding["plain"]
+    assert decoding["plain"][0] == 2
+    on_a_cpu = lattice(step_tokens=2048, max_rows=max_rows)
+    assert "greedy" not in {p.kind for p in on_a_cpu}
+    assert min(p.rows for p in on_a_cpu) == 1
+
+
+def _step(*, temperature, samples, rule):
+    given = options(2)
+    return Batch(
+        tokens=np.zeros(2, np.int32),
+        counts=np.ones(2, np.int32),
+        lengths=np.ones(2, np.int32),
+        slots=np.arange(2, dtype=np.int32),
+        samples=np.array(samples),
+        tables=np.zeros((1, 2, 1), np.int32),
+        options=given._replace(
+            temperature=np.array(temperature, np.float32), rules=np.array([-1, rule], np.int32)
+        ),
+        adapters=np.full(2, -1, np.int32),
+        targets=np.zeros(0, np.int32),
+    )
+
+
+def test_a_step_takes_the_least_kind():
+    def of(kind, temperature=(0, 0), samples=(True, True), rule=-1):
+        batch = _step(temperature=temperature, samples=samples, rule=rule)
+        return least_kind(kind, batch)
+
+    assert of("plain") == "greedy"
+    assert of("plain", (0, 0.5)) == of("greedy", (0, 0.5)) == "plain"
+    assert of("plain", (0, 0.5), (True, False)) == "greedy"  # no token of the row is drawn
+    assert of("plain", rule=3) == of("plain", (1, 1), rule=0) == "full"
+    assert [of(kind) for kind in ("full", "score")] == ["full", "score"]  # they have more outputs
+    assert of("score", rule=3) == "score"
 
 
 @given(st.data())
 def test_every_step_has_a_program(data):
     step_tokens = data.draw(st.integers(1, 5000))
     max_rows = data.draw(st.integers(1, step_tokens))
-    programs = lattice(step_tokens=step_tokens, max_rows=max_rows)
+    gpu = data.draw(st.booleans())
+    programs = lattice(step_tokens=step_tokens, max_rows=max_rows, gpu=gpu)
+    least = 2 if gpu else 1
     assert len(set(programs)) == len(programs)
-    assert all(p.rows <= p.tokens <= step_tokens and p.rows <= max_rows for p in programs)
+    assert all(p.rows <= p.tokens <= max(step_tokens, least) for p in programs)
+    assert all(least <= p.rows <= max(max_rows, least) for p in programs)
     rows = data.draw(st.integers(1, max_rows))
     tokens = data.draw(st.integers(rows, step_tokens))
     kind = data.draw(st.sampled_from(KINDS))
@@ -34,12 +90,13 @@ def test_every_step_has_a_program(data):
     assert KINDS.index(chosen.kind) >= KINDS.index(kind)
 
 
-@given(st.integers(1, 300))
-def test_plain_decoding_at_most_doubles(rows):
-    programs = lattice(step_tokens=2048, max_rows=300)
-    chosen = smallest(programs, tokens=rows, rows=rows, kind="plain")
-    assert chosen.kind == "plain"
-    assert chosen.tokens < 2 * rows
+@given(st.integers(1, 300), st.sampled_from([("plain", False), ("plain", True), ("greedy", True)]))
+def test_plain_decoding_at_most_doubles(rows, case):
+    kind, gpu = case
+    programs = lattice(step_tokens=2048, max_rows=300, gpu=gpu)
+    program = smallest(programs, tokens=rows, rows=rows, kind=kind)
+    assert program.kind == kind
+    assert program.tokens < 2 * rows or (gpu and program.tokens == 2)
 
 
 def test_a_missing_program_is_served_by_the_next_larger():

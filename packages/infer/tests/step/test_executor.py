@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor against the float64 oracle, under random schedules, and its state over time."""
 
+import dataclasses
 import functools
 
 import jax
@@ -16,6 +17,7 @@ from dovetail_infer.step.batch import Batch, SlotState
 from dovetail_infer.step.buckets import Bucket
 from dovetail_infer.step.executor import Executor
 from dovetail_infer.step.layout import discover
+from dovetail_infer.step.placement import Placement
 from dovetail_infer.testing import TinyDecoder, drive, options, whole_logits
 
 VOCAB, LIMIT, ROWS = 51, 24, 3
@@ -131,6 +133,42 @@ def test_all_sizes_of_programs_agree():
     for ours, theirs in zip(results, drive(_shared(), _prompts(), max_tokens=5), strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     assert executor.late_compiles == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.capability("steps of the engine", on="cuda")
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_the_programs_of_a_gpu_agree(temperature, monkeypatch):
+    """Two rows at least, greedy steps in programs of their own, and no conditional."""
+    given = {"max_tokens": 5, "temperature": temperature, "kinds": ("plain",)}
+    want = drive(_shared(), _prompts(), **given)
+    monkeypatch.setattr(Placement, "platform", "gpu")
+    executor = _executor(_model(), invariant=False)
+    for ours, theirs in zip(drive(executor, _prompts(), **given), want, strict=True):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-5)
+    used = [p.bucket for p in executor.programs() if p.compiled]
+    assert min(bucket.rows for bucket in used) == 2
+    assert ("greedy" in {bucket.kind for bucket in used}) == (temperature == 0)
+    text = executor._lower(Bucket(2, 2, "plain"), 0).as_text()
+    assert "stablehlo.case" not in text
+    assert "stablehlo.case" in _shared()._lower(Bucket(2, 2, "plain"), 0).as_text()
+
+
+@pytest.mark.thorough
+def test_one_request_at_a_time_on_a_gpu(monkeypatch):
+    """The second row of each step is padding."""
+    monkeypatch.setattr(Placement, "platform", "gpu")
+    model = _model()
+    limits = dataclasses.replace(_shared().limits, max_rows=1)
+    executor = Executor(
+        model, operations=reference, layout=_shared().layout, limits=limits, max_logprobs=4
+    )
+    prompt = _prompts()[3]
+    (result,) = drive(executor, [prompt], max_tokens=5, kinds=("plain", "score"))
+    want = _logps(model, np.concatenate([prompt, result.tokens[:-1]]))[len(prompt) - 1 :]
+    np.testing.assert_array_equal(result.tokens, want.argmax(axis=-1))
+    np.testing.assert_allclose(result.logprobs, want.max(axis=-1), rtol=0, atol=1e-5)
 
 
 def test_outputs_that_a_step_was_asked_for():

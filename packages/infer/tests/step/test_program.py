@@ -19,7 +19,7 @@ ROWS, PAGE, PAGES, LENGTH = 3, 4, 30, 24
 
 @pytest.mark.capability("steps of the engine", on=("cuda", "tpu"))
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize("kind", ["plain", "full", "score"])
+@pytest.mark.parametrize("kind", ["greedy", "plain", "full", "score"])
 def test_lowers_for_accelerators(kind, platform):
     model = TinyDecoder(windows=(None, 5), dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     layout = discover(model, max_length=LENGTH, kv_dtype=jnp.bfloat16)
@@ -34,6 +34,7 @@ def test_lowers_for_accelerators(kind, platform):
         max_rows=ROWS,
         max_logprobs=4,
         adapters=False,
+        branches=platform != "cuda",
     )
     pools = [
         jax.ShapeDtypeStruct((PAGES, *layer.page_shape(PAGE)), layer.dtype)
@@ -55,3 +56,7 @@ def test_lowers_for_accelerators(kind, platform):
     pool = f"tensor<{PAGES}x2x{PAGE}x2x8x"
     assert f"{pool}bf16>" in exported.mlir_module()
     assert f"{pool}f32>" not in exported.mlir_module()
+    # The host of a GPU would wait at a conditional. Other devices decide by themselves.
+    conditional = "stablehlo.case" in exported.mlir_module()
+    assert conditional == (platform != "cuda" and kind != "greedy")
+    assert "stablehlo.if" not in exported.mlir_module()

@@ -44,6 +44,7 @@ def options_of(rng):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.capability("sampling by temperature, top-k, top-p and min-p", on="cuda")
 @pytest.mark.parametrize(
     "kind", ["normal", "ties", "adjacent", "extreme", "excluded", "no distribution"]
@@ -55,6 +56,7 @@ def test_a_fixed_number_of_passes_keeps_the_same_tokens(kind):
         np.testing.assert_array_equal(unrolled(z, *options), looped(z, *options))
 
 
+@pytest.mark.thorough
 def test_options_out_of_range_and_of_nan_end():
     z = logits_of("normal", np.random.default_rng(1))
     temperature = np.array([1, -1, np.nan, 1, 1, 1], "f4")

@@ -25,7 +25,7 @@ from dovetail_infer.sampling import Rule
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.step import logits as logit
 from dovetail_infer.step.batch import Batch, Results, Scores, SlotState
-from dovetail_infer.step.buckets import Bucket, lattice, smallest
+from dovetail_infer.step.buckets import Bucket, lattice, least_kind, smallest
 from dovetail_infer.step.layout import Layout
 from dovetail_infer.step.placement import Placement
 from dovetail_infer.step.program import DeviceState, Outputs, StepFunction
@@ -153,9 +153,13 @@ class Executor:
             adapters=adapters > 0,
             invariant=invariant,
             whole=None if self._place.mesh is None else self._place.whole,
+            branches=self._place.platform != "gpu",
         )
         self._lattice = lattice(
-            step_tokens=limits.step_tokens, max_rows=limits.max_rows, invariant=invariant
+            step_tokens=limits.step_tokens,
+            max_rows=limits.max_rows,
+            invariant=invariant,
+            gpu=self._place.platform == "gpu",
         )
         self._rules: tuple[Rule, ...] = ()
         self._compiled: dict[tuple[Bucket, int], _Compiled] = {}
@@ -236,7 +240,7 @@ class Executor:
         if last >= len(self._rules):
             raise RuntimeError("a step needs its rules, got one that does not compile: mend it")
         rules = len(self._rules) if last >= 0 else 0
-        key = self._choose(tokens, rows, "full" if rules and kind == "plain" else kind, rules)
+        key = self._choose(tokens, rows, least_kind(kind, batch), rules)
         vector = self._function.packing(key[0]).pack(batch)
         call = self._compiled[key].call
         state, self._state = self._live_state(), None  # a failed call may have taken its buffers
@@ -278,7 +282,7 @@ class Executor:
     def release(self) -> None:
         """Frees the cache. On an accelerator the weights move to the host's memory."""
         self._state = None
-        if self._host_parameters is None and _platform(self._parameters) != "cpu":
+        if self._host_parameters is None and self._place.platform != "cpu":
             places = [x.sharding for x in self._parameters]
             self._host_parameters = tuple(
                 zip(jax.device_get(self._parameters), places, strict=True)
@@ -389,7 +393,3 @@ def _compile(lowered: Any) -> _Compiled:
         # Outputs that are not the donated state.
         size = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return _Compiled(call, seconds, size)
-
-
-def _platform(arrays: tuple[jax.Array, ...]) -> str:
-    return next(iter(arrays[0].devices())).platform if arrays else "cpu"

@@ -3,8 +3,9 @@
 """From logits to tokens, inside the one jitted step: changes, filters, draws, log-probabilities.
 
 The likeliest token and the normaliser of every row are computed first. Filters and noise are
-skipped if all rows are greedy. A greedy row reads the first computation in either case and has the
-same bits.
+skipped if all rows are greedy: by a conditional, or on a GPU, whose host would wait for the device
+there, by a program of the kind "greedy". A greedy row reads the first computation in either case
+and has the same bits.
 
 The noise of a draw depends on the row's key and the position of the token alone, and a row is
 computed without the others. A seed thus draws the same tokens in any company. Log-probabilities
@@ -17,6 +18,7 @@ tokens to score.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -27,7 +29,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int32, UInt32
 from dovetail_infer.sampling import Rule
 from dovetail_infer.types import Operations
 
-Kind = Literal["plain", "full", "score"]
+Kind = Literal["greedy", "plain", "full", "score"]
 
 
 class Rows(NamedTuple):
@@ -105,8 +107,8 @@ class Drawn(NamedTuple):
         logprobs: log softmax(logits) of the token, before any change of the logits.
         sampled_logprobs: log p in the distribution that the token was drawn from.
         log_mass: Log of the probability that the filters kept.
-        scores: Of the token, with the K likeliest; None for the kind "plain".
-        kept: Bits of the kept tokens; None for the kind "plain".
+        scores: Of the token, with the K likeliest; None unless `reads_state`.
+        kept: Bits of the kept tokens; None unless `reads_state`.
     """
 
     tokens: Int32[Array, " R"]
@@ -115,6 +117,11 @@ class Drawn(NamedTuple):
     log_mass: Float32[Array, " R"]
     scores: DeviceScores | None
     kept: UInt32[Array, "R W"] | None
+
+
+def reads_state(kind: Kind) -> bool:
+    """Returns whether programs of a kind have the options that need a `State`."""
+    return kind in ("full", "score")
 
 
 def draw(
@@ -126,6 +133,7 @@ def draw(
     kind: Kind,
     rules: tuple[Rule, ...],
     top: int,
+    branches: bool = True,
 ) -> Drawn:
     """Draws a token of each row and computes its log-probabilities.
 
@@ -133,16 +141,18 @@ def draw(
         operations: Gives `warp_logits` and `sample`.
         logits: Logits of the model.
         rows: Options and places.
-        state: Of all slots. Not read for the kind "plain".
-        kind: "plain" reads temperature and filters alone. "full" and "score" read all options.
+        state: Of all slots. Read if `reads_state`.
+        kind: "greedy" reads no option: no row may have a temperature. "plain" reads temperature and
+            filters alone. "full" and "score" read all options.
         rules: Functions of (warped logits f32[V], key) that draw for the rows with their index.
         top: K.
+        branches: Whether a conditional skips the draws, and a rule, if no row needs them.
 
     Returns:
         Tokens and their log-probabilities.
     """
     z = logits.astype(jnp.float32)
-    full = kind != "plain"
+    full = reads_state(kind)
     if full and state is None:
         raise ValueError(f"kind {kind!r} needs a state, got state=None. Pass a State.")
     changed = adjust(z, rows, state) if full and state is not None else z
@@ -150,12 +160,16 @@ def draw(
     kept = _one_bit(best.token, z.shape[1]) if full else None
     zero = jnp.zeros(best.token.shape, jnp.float32)
     greedy = _Choice(best.token, zero, zero, kept)
-    warm = rows.samples & ((rows.temperature > 0) | (rows.rules >= 0))
-    choice = jax.lax.cond(
-        warm.any(),
-        lambda: _choose(operations, changed, best, rows, rules if full else (), greedy),
-        lambda: greedy,
+    choose = functools.partial(
+        _choose, operations, changed, best, rows, rules if full else (), greedy, branches
     )
+    if kind == "greedy":
+        choice = greedy
+    elif branches:
+        warm = rows.samples & ((rows.temperature > 0) | (rows.rules >= 0))
+        choice = jax.lax.cond(warm.any(), choose, lambda: greedy)
+    else:
+        choice = choose()
     # NaN in the logits may have vanished from the changed ones, behind a ban.
     valid = rows.samples & jnp.isfinite(raw.mass) & jnp.isfinite(best.value) & (choice.tokens >= 0)
     logprobs = _at(z, choice.tokens) - raw.value - jnp.log(raw.mass)
@@ -266,6 +280,7 @@ def _choose(
     rows: Rows,
     rules: tuple[Rule, ...],
     greedy: _Choice,
+    branches: bool,
 ) -> _Choice:
     """Returns the draws, and for rows without a temperature those of `greedy`.
 
@@ -276,6 +291,7 @@ def _choose(
         rows: Options.
         rules: The engine's rules.
         greedy: Choice of the greedy rows.
+        branches: As in `draw`.
     """
     warped = operations.warp_logits(
         z,
@@ -288,7 +304,7 @@ def _choose(
     keys = jax.vmap(jax.random.fold_in)(keys, rows.positions)
     tokens = operations.sample(warped, keys=keys).astype(jnp.int32)
     for i, rule in enumerate(rules):
-        tokens = _by_rule(rule, rows.rules == i, warped, keys, tokens)
+        tokens = _by_rule(rule, rows.rules == i, warped, keys, tokens, branches)
     kept = warped > -jnp.inf
     weight = jnp.sum(jnp.exp(warped), axis=1)
     scale = jnp.where(rows.temperature > 0, rows.temperature, 1)[:, None]
@@ -307,7 +323,9 @@ def _choose(
     )
 
 
-def _by_rule(rule: Rule, uses: Array, warped: Array, keys: Array, tokens: Array) -> Array:
+def _by_rule(
+    rule: Rule, uses: Array, warped: Array, keys: Array, tokens: Array, branches: bool
+) -> Array:
     """Returns the tokens, with those of a rule in the rows that use it.
 
     Args:
@@ -316,6 +334,7 @@ def _by_rule(rule: Rule, uses: Array, warped: Array, keys: Array, tokens: Array)
         warped: Warped logits [R, V].
         keys: Keys [R].
         tokens: Tokens [R].
+        branches: As in `draw`.
     """
 
     def ruled() -> Array:
@@ -325,7 +344,7 @@ def _by_rule(rule: Rule, uses: Array, warped: Array, keys: Array, tokens: Array)
         drawn = jnp.where(inside & (_at(warped, drawn) > -jnp.inf), drawn, -1)
         return jnp.where(uses, drawn, tokens)
 
-    return jax.lax.cond(uses.any(), ruled, lambda: tokens)
+    return jax.lax.cond(uses.any(), ruled, lambda: tokens) if branches else ruled()
 
 
 def _bits(kept: Array) -> Array:

@@ -66,6 +66,11 @@ class Placement:
         device = devices.pop() if devices else jax.devices()[0]
         return Placement(None, SingleDeviceSharding(device))
 
+    @property
+    def platform(self) -> str:
+        """Platform of the devices, such as "cpu" and "gpu"."""
+        return next(iter(self.whole.device_set)).platform
+
     def scope(self) -> Any:
         """Returns the context in which programs are traced."""
         return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)

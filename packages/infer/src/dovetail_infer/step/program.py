@@ -55,8 +55,8 @@ class Outputs(NamedTuple):
 
     Attributes:
         packed: Token and the bits of logprobs, sampled_logprobs and log_mass of each row.
-        top: Scores of the drawn tokens; None for "plain".
-        kept: Bits of the kept tokens; None for "plain".
+        top: Scores of the drawn tokens; None but for "full" and "score".
+        kept: Bits of the kept tokens; None but for "full" and "score".
         prompt: Scores of the targets; None but for "score".
         experts: Experts of each token; None unless recorded.
     """
@@ -83,6 +83,7 @@ class StepFunction:
         adapters: Whether the decoder takes `adapter_ids`.
         invariant: Whether the bits of a row may not depend on other rows.
         whole: Sharding of logits on a mesh: draws read whole rows. None: one device.
+        branches: Whether conditionals skip draws that no row needs. On a GPU the host would wait.
     """
 
     graph: Any
@@ -95,6 +96,7 @@ class StepFunction:
     adapters: bool
     invariant: bool = False
     whole: Sharding | None = None
+    branches: bool = True
 
     def packing(self, bucket: Bucket) -> Packing:
         """Returns the places of the input of a bucket."""
@@ -190,10 +192,11 @@ class StepFunction:
             self.operations,
             logits,
             rows,
-            None if bucket.kind == "plain" else slots,
+            slots if logit.reads_state(bucket.kind) else None,
             kind=bucket.kind,
             rules=rules,
             top=self.max_logprobs,
+            branches=self.branches,
         )
 
     def _next(
@@ -208,7 +211,7 @@ class StepFunction:
         slots = jnp.where(batch.samples, batch.slots, self.max_rows)
         last = state.last.at[slots].set(drawn.tokens, mode="drop")
         counted = state.slots
-        if bucket.kind != "plain":
+        if logit.reads_state(bucket.kind):
             counted = logit.counted(counted, slots, drawn.tokens)
         return DeviceState(pools, last, counted)
 

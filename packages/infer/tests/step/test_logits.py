@@ -260,6 +260,9 @@ def test_rules_draw_in_place_of_the_engine(temperature: float) -> None:
     for i, token in enumerate(chosen):
         assert np.isclose(drawn.sampled_logprobs[i], np.log(right[i].probabilities[token]), 1e-5)
         assert np.isclose(drawn.log_mass[i], right[i].log_mass, 1e-5)
+    step = functools.partial(logits.draw, reference, kind="full", rules=RULES, top=3)
+    unconditional = jax.jit(functools.partial(step, branches=False))(z, rows, state)
+    jax.tree.map(np.testing.assert_array_equal, unconditional, drawn)
     # Others are drawn as without any rule.
     without, plain_state = rows_of([WARM, GREEDY], vocab=30, seeds=[5, 6])
     own = compiled("full")(z[5:], without, plain_state)

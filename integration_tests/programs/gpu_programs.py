@@ -86,7 +86,7 @@ def grouped(devices, *, gradients, experts=64, rows=16384, width=2048, out=1408)
 def paged(devices, *, requests=128, longest=8192):
     """One decoding row for each request."""
     columns = longest // PAGE
-    q, pool = _normals((requests, 32, 128), (requests * columns, PAGE, 2, 8, 128))
+    q, pool = _normals((requests, 32, 128), (requests * columns, 2, PAGE, 8, 128))
 
     def attend(q, pool, table, lengths):
         starts = jnp.arange(requests + 1, dtype=jnp.int32)

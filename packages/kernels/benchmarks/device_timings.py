@@ -149,7 +149,8 @@ def grouped(cases: Sequence[tuple[int, int, int, int]], chain: int) -> Iterator[
         def through(f: Any, sizes: Any = sizes) -> Any:
             return lambda x, w: f(x, w, jnp.asarray(sizes))
 
-        for impl in _able(kernels.grouped_matmul, *_grouped_shapes(count, rows, inner, outer)):
+        able = _able(kernels.grouped_matmul, *_grouped_shapes(count, rows, inner, outer))
+        for impl in able[:2]:  # what runs, and what runs where that cannot
             ours = through(functools.partial(kernels.grouped_matmul, impl=impl))
             theirs = through(jax.lax.ragged_dot)
             where = f"{impl}, bfloat16 [{rows}, {inner}] by {count} of [{inner}, {outer}]"

@@ -35,7 +35,7 @@ class Lengths(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """Where runs of tokens begin in memory, in elements, int32, nondecreasing over all rows.
+    """Starts of runs of tokens in memory, in elements, int32, nondecreasing over all rows.
 
     cuDNN reads the first b * runs + 1 numbers, so that one number after the last run's is its end.
     The heads of q and of k differ with grouped queries, and so do their numbers.

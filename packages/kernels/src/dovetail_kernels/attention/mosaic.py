@@ -108,7 +108,6 @@ def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
-    """Returns out [B,T,N,G], lse [B,T,N] and the largest logit [B,N]."""
     return forward(call, inputs)
 
 
@@ -128,6 +127,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
+    """Returns out [B,T,N,G], lse [B,T,N] and the largest logit [B,N]. Not differentiable."""
     # Not at import: Pallas takes longer to import than the rest of the package.
     from dovetail_kernels.attention import _mosaic_kernel, mosaic_masks
 

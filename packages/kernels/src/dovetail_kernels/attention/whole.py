@@ -27,7 +27,7 @@ def is_whole(*arrays: Any) -> bool:
     known = [mesh for mesh in meshes if mesh.abstract_device is not None or not mesh.empty]
     for mesh in known:
         axes = {kind for kind, n in zip(mesh.axis_types, mesh.axis_sizes, strict=True) if n > 1}
-        split = any(part is not None for kind in types for part in kind.spec)
+        split = any(names is not None for kind in types for names in kind.spec)
         if not (axes <= {AxisType.Manual} or (axes == {AxisType.Explicit} and split)):
             return False
     if known:

@@ -66,7 +66,7 @@ print(causal(segment_ids=segments))
 
 # %% [markdown]
 # It also answers for a device that is not there: an abstract mesh names it, as for `jax.export`.
-# On a Hopper GPU the choice depends on the call: cuDNN is first, and cannot separate documents.
+# On a Hopper GPU the choice depends on the call: packed rows get calls of cuDNN of their own.
 
 
 # %%

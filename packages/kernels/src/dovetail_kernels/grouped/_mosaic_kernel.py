@@ -135,6 +135,7 @@ def matrices(x: jax.Array, g: jax.Array, starts: jax.Array, ends: jax.Array) -> 
 def grouped_matrices(
     x: Any, g: Any, starts: Any, ends: Any, ids: Any, out: Any, **scratch: Any
 ) -> None:
+    """Body of the kernel of `matrices`. Profiles have its name."""
     count, inner, outer = out.shape
     width = tile_width(outer)
     across, down = -(-outer // width), inner // HEIGHT

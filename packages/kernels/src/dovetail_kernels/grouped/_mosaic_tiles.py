@@ -68,7 +68,16 @@ class Tile(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory and its barriers. `full`: copies have arrived. `free`: they are used up."""
+    """Shared memory and its barriers.
+
+    Attributes:
+        a: Operands of the steps in shared memory, in halves of 64 rows of the result.
+        b: Operands that both halves share.
+        staged: Parts of the result on their way to global memory.
+        full: Barriers of the steps, for the arrival of their copies.
+        free: Barriers of the steps, for the end of their products.
+        masked: Barrier for both warpgroups after a mask.
+    """
 
     a: Any
     b: Any
@@ -86,7 +95,14 @@ def tile_width(outer: int) -> int:
 def tile_columns(number: Any, width: int, outer: int) -> tuple[Any, Any]:
     """Returns the first column of a tile, and the first one that no other tile writes.
 
-    If `width` does not divide the columns, the last two tiles overlap; else the second is None.
+    Args:
+        number: Number of the tile among those with the same rows.
+        width: Columns of a tile.
+        outer: Columns of the result.
+
+    Returns:
+        Both columns. If `width` does not divide the columns, the last two tiles overlap; else the
+        second column is None.
     """
     if outer % width == 0:
         return number * width, None

@@ -197,7 +197,7 @@ class Auto:
         return self.spec.act
 
     def prepare(self, w: QArray | PackedWeights) -> Any:
-        """Packs the codes where the first product for one row reads them packed."""
+        """Returns the weights for the platform's products; packed on a CPU or if x is rounded."""
         choice = choose(
             self.spec,
             platform=self._platform(),

@@ -94,7 +94,6 @@ FORMS = {"loops": lambda f, z: f, "passes": lambda f, z: functools.partial(f, un
 
 
 @pytest.mark.thorough
-@pytest.mark.capability("steps of the engine", on="cuda")
 @pytest.mark.parametrize("kind", ["plain", "full"])
 def test_the_programs_of_a_gpu_draw_the_same_bits(
     kind: logits.Kind, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +128,6 @@ def test_the_programs_of_a_gpu_draw_the_same_bits(
             jax.tree.map(np.testing.assert_array_equal, by_kind(z, rows, None), want)
 
 
-@pytest.mark.capability("steps of the engine", on="cuda")
 @pytest.mark.parametrize("kind", ["greedy", "plain", "full"])
 def test_no_draw_on_a_gpu_waits_for_the_host(kind: logits.Kind) -> None:
     rows, state = jax.eval_shape(lambda: rows_of([Sampling()] * 4, range(4)))

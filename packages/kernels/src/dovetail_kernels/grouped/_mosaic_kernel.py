@@ -122,6 +122,10 @@ def matrices(x: jax.Array, g: jax.Array, starts: jax.Array, ends: jax.Array) -> 
     """
     (count,), total, inner, outer = starts.shape, x.shape[0], x.shape[1], g.shape[1]
     width = tile_width(outer)
+
+    def grouped_matrices(*refs: Any, **scratch: Any) -> None:
+        _matrices(*refs, **scratch)
+
     return run(
         grouped_matrices,
         (x, g, starts, ends, lax.iota(jnp.int32, DEPTH)),
@@ -132,10 +136,7 @@ def matrices(x: jax.Array, g: jax.Array, starts: jax.Array, ends: jax.Array) -> 
     )
 
 
-def grouped_matrices(
-    x: Any, g: Any, starts: Any, ends: Any, ids: Any, out: Any, **scratch: Any
-) -> None:
-    """Body of the kernel of `matrices`. Profiles have its name."""
+def _matrices(x: Any, g: Any, starts: Any, ends: Any, ids: Any, out: Any, **scratch: Any) -> None:
     count, inner, outer = out.shape
     width = tile_width(outer)
     across, down = -(-outer // width), inner // HEIGHT

@@ -266,7 +266,7 @@ def gpu(session: nox.Session) -> None:
         session.skip("the compiler for GPUs, jax-cuda13-plugin, has wheels for Linux alone")
     chosen = members("cluster", "infer", "kernels", "models", "quant", "train")
     install(session, *chosen, extra=("--group", "pyproject.toml:gpu"))
-    run_marked(session, "gpu", ["integration_tests/test_gpu_programs.py"])
+    run_marked(session, "gpu", ["integration_tests/gpu"])
 
 
 @nox.session(python="3.11")

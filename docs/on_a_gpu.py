@@ -16,15 +16,17 @@ HEAD = (
 
 
 def write() -> None:
-    """Writes a table for each package, with the newest line of each case."""
+    """Writes a table for each package, with the lines of the newest run of each step."""
     text = ""
     for file in sorted(ROOT.glob("packages/*/benchmarks/results/accelerator.jsonl")):
         lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         timed = [x for x in lines if x["metric"] in UNITS and "NVIDIA" in x["device"]]
-        timed.sort(key=lambda line: line["date"])
-        rows = {(line["case"], line["peer"]): _row(line) for line in timed}
+        newest: dict[str, str] = {}  # of each step of the session
+        for line in timed:
+            newest[line["command"]] = max(line["date"], newest.get(line["command"], ""))
+        rows = [_row(line) for line in timed if line["date"] == newest[line["command"]]]
         if rows:
-            text += f"\n### dovetail-{file.parts[-4]}\n\n{HEAD}{''.join(rows.values())}"
+            text += f"\n### dovetail-{file.parts[-4]}\n\n{HEAD}{''.join(rows)}"
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(text, encoding="utf-8")
 

@@ -58,7 +58,7 @@ LEGS = {
         "packages/train/src/*",
         "packages/train/benchmarks/device_training.py",
         "integration_tests/programs/gpu_programs.py",
-        "integration_tests/test_gpu_programs.py",
+        "integration_tests/gpu/*",
     ),
     "triton": ("packages/serve/src/*", "packages/serve/tests/*"),
     **dict.fromkeys(

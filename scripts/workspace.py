@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 META = "stack"  # the folder of the meta-package, the only member that pins
 PYTHONS = ("3.11", "3.12")
-USUAL_TESTS = "not slow and not parity and not tpu and not gpu and not triton"  # as in pyproject.toml
+# As in pyproject.toml.
+USUAL_TESTS = "not slow and not parity and not tpu and not gpu and not triton"
 NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;\s*(.*))?$")

@@ -5,8 +5,7 @@
 uv makes their environments from constraints/, except `floor`, which takes the lowest versions that
 a package declares. A package is tested with itself and its declared dependencies alone.
 
-An environment stays for the next run, which removes what does not belong into it. A new one costs
-little to fill, but its first use compiles some thousand modules to bytecode.
+An environment stays for the next run, which removes what does not belong into it.
 """
 
 from __future__ import annotations
@@ -239,7 +238,7 @@ def parity(session: nox.Session) -> None:
     needed = [m for m in everyone if any(m in workspace.needs(c, everyone) for c in chosen)]
     install(session, *needed, groups=("test", "parity"), torch=True)
     session.env["HF_HUB_OFFLINE"] = "1"
-    # Tests that measure an error put it in this table, which the documentation includes.
+    # A table of measured errors, which the documentation includes.
     session.env["PARITY_TABLE"] = str(ROOT / "docs/packages/models_parity.md")
     named = [m for m in chosen if m.folder in session.posargs] or chosen
     run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in named])
@@ -247,10 +246,7 @@ def parity(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def absent(session: nox.Session) -> None:
-    """Programs compiled for TPUs that are not there: only here is libtpu installed.
-
-    Every process of JAX that finds libtpu tries to start a TPU, and writes warnings.
-    """
+    """Programs compiled for TPUs that are not there; beside libtpu, JAX tries to start a TPU."""
     install(session, *members("cluster", "kernels", "models", "train"), extra=("libtpu",))
     suites = ["packages/cluster/tests/absent", "integration_tests/test_cluster_with_train.py"]
     run_marked(session, "tpu", suites)
@@ -258,12 +254,7 @@ def absent(session: nox.Session) -> None:
 
 @nox.session(python=["3.12"])
 def gpu(session: nox.Session) -> None:
-    """Hot programs compiled for a GPU that is not there, and read: launches, waits, copies.
-
-    Only here are XLA's compiler for GPUs, for jax of Python 3.12 on Linux, and cuDNN.
-    """
-    if not sys.platform.startswith("linux"):
-        session.skip("the compiler for GPUs, jax-cuda13-plugin, has wheels for Linux alone")
+    """Hot programs compiled, on Linux, for a GPU that is not there: launches, waits, copies."""
     chosen = members("cluster", "infer", "kernels", "models", "quant", "train")
     install(session, *chosen, extra=("--group", "pyproject.toml:gpu"))
     run_marked(session, "gpu", ["integration_tests/gpu"])
@@ -319,10 +310,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def docs(session: nox.Session) -> None:
-    """The documentation, with its programs executed; a warning or a broken link is an error.
-
-    The environment variable DOCS_ONLINE=1 adds the links to other sites, by Sphinx's own check.
-    """
+    """The documentation, its programs executed; DOCS_ONLINE=1 checks links to other sites, too."""
     install(session, *members(), groups=(), extra=("--group", "pyproject.toml:docs"))
     keep_compiled(session)
     build = ("sphinx-build", "-W", "--keep-going", "-d", "docs/_build/doctrees")
@@ -364,8 +352,7 @@ def bench(session: nox.Session) -> None:
             session.warn(f"{script.name} needs an environment of its own: see its first lines")
             continue
         program = ("python", str(script.relative_to(ROOT)))
-        # Nox sends stderr to standard output otherwise.
-        session.run(*program, env={"PYTHONPATH": "scripts"}, stderr=sys.stderr)
+        session.run(*program, env={"PYTHONPATH": "scripts"}, stderr=sys.stderr)  # not to stdout
 
 
 @nox.session(python="3.11", reuse_venv=False)

@@ -39,7 +39,7 @@ BOUNDS = {
     "grouped, gradients": Bounds(12, 0, 0.14),
     "paged": Bounds(9, 0, 0.004),
     "linear, 1 row": Bounds(2, 0, 0.001),
-    "linear, 8 rows": Bounds(2, 0, 0.002),
+    "linear, 8 rows": Bounds(2, 0, 0.0022),
     "linear, 64 rows": Bounds(2, 0, 0.01),
     "linear by groups, 8 rows": Bounds(2, 0, 0.016),
     # 16 layers.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
+from dovetail_kernels import dispatch
 from dovetail_kernels.dispatch import Device, Implementation, Plan, Work, device, run
 
 
@@ -181,3 +182,34 @@ def test_the_default_device_counts_where_nothing_else_does():
         assert device().platform == "cpu"
     with jax.default_device("cpu"):
         assert device().platform == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA GH200 480GB"])
+def test_takes_hopper(kind):
+    pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    assert dispatch.refuse_beside_hopper(Device(platform="gpu", kind=kind)) is None
+
+
+@pytest.mark.parametrize(
+    "platform, kind",
+    [("cpu", "cpu"), ("gpu", "NVIDIA A100-SXM4-40GB"), ("gpu", "NVIDIA B200"), ("gpu", "MI300X")],
+)
+def test_refuses_others(platform, kind):
+    refusal = dispatch.refuse_beside_hopper(Device(platform=platform, kind=kind))
+    assert refusal == (
+        f"needs a Hopper GPU (H100, H200, GH200), got platform={platform!r}, kind={kind!r}"
+    )
+
+
+def test_a_module_that_jax_needs_and_lacks_is_named(monkeypatch):
+    def fail(name):
+        raise ModuleNotFoundError(f"No module named 'absl', wanted by {name}", name="absl")
+
+    monkeypatch.setattr(dispatch.importlib, "import_module", fail)
+    dispatch._missing.cache_clear()
+    try:
+        assert dispatch.refuse_beside_hopper(Device(platform="gpu", kind="NVIDIA H200")) == (
+            "needs absl, which this JAX imports for GPU kernels: pip install absl-py"
+        )
+    finally:
+        dispatch._missing.cache_clear()

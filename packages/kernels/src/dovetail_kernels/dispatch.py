@@ -9,6 +9,9 @@ in a kernel is a bug and is raised, and the selection is made before tracing sta
 """
 
 import dataclasses
+import functools
+import importlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,6 +22,8 @@ from dovetail_kernels.precision import describe_precision
 from dovetail_kernels.symbolic import has_symbolic_sizes
 
 CallT = TypeVar("CallT")
+# As JAX names them: "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB".
+_HOPPER = re.compile(r"\bG?H(100|200|20|800)\b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -289,3 +294,25 @@ def device(*arrays: Any) -> Device:
 def _platform(name: str) -> str:
     """Returns the platform as a device names it. An `AbstractDevice` may say "cuda"."""
     return "gpu" if name in ("cuda", "rocm") else name
+
+
+def refuse_beside_hopper(device: Device) -> str | None:
+    """Returns why a kernel of ours for Hopper GPUs cannot run on a device, or None."""
+    if device.platform != "gpu" or not _HOPPER.search(device.kind):
+        return (
+            "needs a Hopper GPU (H100, H200, GH200), got "
+            f"platform={device.platform!r}, kind={device.kind!r}"
+        )
+    if _missing() is not None:
+        return f"needs {_missing()}, which this JAX imports for GPU kernels: pip install absl-py"
+    return None
+
+
+@functools.cache
+def _missing() -> str | None:
+    """Returns the missing undeclared dependency of JAX 0.10's GPU kernels, or None if present."""
+    try:
+        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    except ModuleNotFoundError as error:
+        return error.name
+    return None

@@ -208,6 +208,7 @@ def _channel(operation: Operation) -> str:
 
 
 def callees(operation: Operation) -> Iterator[str]:
+    """Yields the names of the computations that an operation calls."""
     if operation.op in _APPLIES or _kind(operation):
         return
     yield from _CALLS.findall(operation.rest)

@@ -69,7 +69,7 @@ class ArrayCopy:
 
 
 class Launches(NamedTuple):
-    """What one call of a program launches.
+    """The launches of one call of a program.
 
     Attributes:
         launches: Number of launches; a round of a loop of unknown length counts once.

@@ -5,7 +5,7 @@
 `jax.nn` makes the same calls but offers neither packed nor paged keys. A call is a target, one
 layout per array, and a configuration in JSON. They are JAX's own, not a stable interface, so
 `refuse_version` names the releases whose calls were compared with these, attribute by attribute
-(tests/attention/test_cudnn_call.py). The arguments are checked by the callers.
+(integration_tests/test_cudnn_calls.py). The arguments are checked by the callers.
 """
 
 import json

@@ -12,8 +12,6 @@ lowered and run by Pallas's interpreter, not on a device.
 
 import dataclasses
 import functools
-import importlib
-import re
 from typing import Any
 
 import jax
@@ -26,10 +24,8 @@ from dovetail_kernels.attention.bounds import visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.attention.tiles import Cut
-from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.dispatch import Implementation, Work, refuse_beside_hopper
 
-# As JAX names them: "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB".
-_HOPPER = re.compile(r"\bG?H(100|200|20|800)\b")
 _WIDTHS = (64, 128)
 
 
@@ -40,25 +36,10 @@ def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, SoftmaxStat
     return (out, SoftmaxStats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
 
 
-@functools.cache
-def _missing() -> str | None:
-    """Returns the missing undeclared dependency of JAX 0.10's GPU kernels, or None if present."""
-    try:
-        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
-    except ModuleNotFoundError as error:
-        return error.name
-    return None
-
-
 def refuse(call: AttentionCall) -> str | None:
     """Returns why the kernel cannot do a call, or None."""
-    if call.device.platform != "gpu" or not _HOPPER.search(call.device.kind):
-        return (
-            "needs a Hopper GPU (H100, H200, GH200), got "
-            f"platform={call.device.platform!r}, kind={call.device.kind!r}"
-        )
-    if _missing() is not None:
-        return f"needs {_missing()}, which this JAX imports for GPU kernels: pip install absl-py"
+    if refusal := refuse_beside_hopper(call.device):
+        return refusal
     if call.dtype not in (jnp.bfloat16, jnp.float16):
         return f"takes bfloat16 and float16, got dtype={call.dtype}"
     if call.head_dim not in _WIDTHS or call.value_dim not in _WIDTHS:

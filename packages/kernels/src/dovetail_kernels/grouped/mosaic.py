@@ -12,11 +12,10 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import sequential_vmap
 
-from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.dispatch import Implementation, Work, refuse_beside_hopper
 from dovetail_kernels.grouped import batched
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.grouped.tiles import differentiable, reverse
-from dovetail_kernels.hopper import refuse_device
 from dovetail_kernels.symbolic import has_symbolic_sizes
 
 # Rows of a tile, as the kernel has them; it takes multiples of 128 columns too.
@@ -134,7 +133,7 @@ def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:
 
 
 def _refuse(call: GroupedMatmulCall) -> str | None:
-    device = refuse_device(call.device)
+    device = refuse_beside_hopper(call.device)
     if device is not None:
         return device
     if call.dtype not in ("bfloat16", "float16"):

@@ -87,9 +87,9 @@ def _integers(packed: PackedWeights) -> Array:
 def _two_terms(x: Array, packed: PackedWeights) -> Array:
     """Returns x w for bfloat16 rows, with float32 weights as the sum of two bfloat16."""
     rows, weights = [], []
-    for part, w in zip(columns(x, packed), dequantized(packed, jnp.float32), strict=True):
+    for own, w in zip(columns(x, packed), dequantized(packed, jnp.float32), strict=True):
         high = jax.lax.reduce_precision(w, exponent_bits=8, mantissa_bits=7)
-        rows += [part, part]
+        rows += [own, own]
         weights += [high, w - high]
     a, b = jnp.concatenate(rows, axis=1), jnp.concatenate(weights, axis=1).astype(x.dtype)
     return jnp.einsum("md,fd->mf", a, b, preferred_element_type=jnp.float32)

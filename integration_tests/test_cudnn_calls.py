@@ -15,8 +15,8 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from dovetail_kernels import paged_attention
-from dovetail_kernels.attention import _cudnn_call as ours
-from dovetail_kernels.attention._cudnn_call import Form, Lengths, Offsets, Pages
+from dovetail_kernels.attention.cudnn import call as ours
+from dovetail_kernels.attention.cudnn.call import Form, Lengths, Offsets, Pages
 
 B, T, S, N, K, H, RUNS = 2, 6, 10, 4, 2, 16, 3
 

@@ -32,7 +32,7 @@ PAGE, LENGTH = 16, 2048  # of the engine's cache
 
 shape = jax.ShapeDtypeStruct
 # With cuDNN's library JAX traces its calls; the kernels ask for a GPU, since most have neither.
-importlib.import_module("dovetail_kernels.attention.cudnn")._beside_a_gpu = lambda: True
+importlib.import_module("dovetail_kernels.attention.cudnn.dense")._beside_a_gpu = lambda: True
 
 
 def _lowered(devices, function, *args, donate=()):

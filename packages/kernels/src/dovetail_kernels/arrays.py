@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments: whether they are arrays, and whether their values are known."""
+"""Arguments: whether they are arrays, whether values are known, and axes cut into blocks."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,3 +63,22 @@ def converts_whole(dtype: Any, platform: str) -> bool:
     Until jax 0.12 it does so for numbers of 16 bits on a CPU.
     """
     return platform == "cpu" and np.dtype(dtype).itemsize < 4 and jax.__version_info__ < (0, 12)
+
+
+class Cut(NamedTuple):
+    """An axis in `blocks` blocks of `size`. The last block may contain padding."""
+
+    size: int
+    blocks: int
+
+
+def cut(length: int, largest: int) -> Cut:
+    """Divides `length` into blocks of at most `largest`, as even as multiples of 8 allow.
+
+    A length of at most `largest` is one block of its own size.
+    """
+    if length <= largest:
+        return Cut(length, 1)
+    even = -(-length // -(-length // largest))
+    size = min(largest, -(-even // 8) * 8)
+    return Cut(size, -(-length // size))

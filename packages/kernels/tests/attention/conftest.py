@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dovetail_kernels.attention import _cudnn_call
+from dovetail_kernels.attention.cudnn import call as cudnn_call
 
 
 @pytest.fixture
 def cudnn_by_numbers(monkeypatch):
     """Replaces `jax.ffi.ffi_call`, for calls of cuDNN alone, and adds float32."""
-    monkeypatch.setitem(_cudnn_call._ELEMENTS, "float32", "F32")
+    monkeypatch.setitem(cudnn_call._ELEMENTS, "float32", "F32")
     monkeypatch.setattr(jax.ffi, "ffi_call", _ffi_call)
 
 

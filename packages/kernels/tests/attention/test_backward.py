@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_kernels.arrays import cut
 from dovetail_kernels.attention.backward import backward
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.tiles import cut
 
 pytestmark = pytest.mark.thorough
 

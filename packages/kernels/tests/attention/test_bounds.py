@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail_kernels.arrays import Cut, cut
 from dovetail_kernels.attention import pairwise
 from dovetail_kernels.attention.bounds import bounds, visible, visible_pairs, visits
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.tiles import Cut, cut
 
 
 def mask_of(t, s, *, causal, window, segments, positions, lengths, mask=None):

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_kernels.arrays import Cut, cut
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.forward import forward
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.tiles import Cut, cut
 
 RNG = np.random.default_rng(0)
 T, S = 37, 29

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail_kernels.arrays import Cut
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.mosaic_masks import masks
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.tiles import Cut
 
 pytestmark = pytest.mark.thorough
 

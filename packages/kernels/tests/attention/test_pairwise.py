@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.attention import pairwise
+from dovetail_kernels.arrays import Cut
+from dovetail_kernels.attention import forward, pairwise
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.tiles import Cut
 
 RNG = np.random.default_rng(0)
 B, N, T, S = 2, 6, 10, 15
@@ -44,7 +44,7 @@ def test_a_block_and_its_gradient(shape, ids):
     block = pairwise.block(filled, where)
     np.testing.assert_array_equal(np.broadcast_to(block, (B, N, 4, 8)), expected)
     # Heads 0 to 2 share the first kv head, and are rows of one matrix with their queries.
-    rows = np.broadcast_to(pairwise.rows(CALL, filled, where), (B, 2, 12, 8))
+    rows = np.broadcast_to(forward.bias_rows(CALL, filled, where), (B, 2, 12, 8))
     np.testing.assert_array_equal(rows, expected.reshape(B, 2, 12, 8))
 
     if shape[0] == 1 and shape[3] > 1 and len(ids) > 1:

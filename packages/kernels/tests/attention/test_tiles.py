@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail_kernels.arrays import Cut, cut
 from dovetail_kernels.attention import tiles
-from dovetail_kernels.attention.tiles import Cut, cut
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 12, 6, 3)).astype(np.float32)

@@ -63,7 +63,9 @@ def test_plan_of_shapes_alone():
     sinks = jax.ShapeDtypeStruct((6,), jnp.float32)
     plan = plan_paged_attention(**given, sinks=sinks, window=3, soft_cap=2.0)
     assert plan.choose().name == "gather"
-    assert [choice.refusal for choice in plan.choices()] == [None, None]
+    refusals = {choice.name: choice.refusal for choice in plan.choices()}
+    assert refusals.pop("cudnn") == "it runs on NVIDIA GPUs, not on cpu"
+    assert refusals == {"gather": None, "reference": None}
     call = plan.call
     assert (call.queries, call.heads, call.kv_heads, call.width) == (16, 6, 2, 8)
     assert (call.page_size, call.requests, call.dtype, call.sinks) == (4, 5, "float32", True)

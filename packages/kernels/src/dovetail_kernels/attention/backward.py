@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from dovetail_kernels.arrays import Cut
 from dovetail_kernels.attention import pairwise, tiles
 from dovetail_kernels.attention.bounds import Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-from dovetail_kernels.attention.forward import logits, over
-from dovetail_kernels.attention.tiles import Cut
+from dovetail_kernels.attention.forward import bias_rows, logits, over
 from dovetail_kernels.costs_in_names import recomputed
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
@@ -95,7 +95,7 @@ def backward(
             kj, vj = (tiles.key_block(x, ids, keys, call.kv_heads) for x in (k, v))
             mask = visible(call, at, visit, n) if masked else None
             place = pairwise.Place(i, ids, queries, keys)
-            addend = pairwise.rows(call, bias, place)
+            addend = bias_rows(call, bias, place)
             dqi, dkj, dvj, ds = _step(call, rows, kj, vj, addend, mask)
             return _State(
                 dq=state.dq + dqi,

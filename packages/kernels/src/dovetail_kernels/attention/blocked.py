@@ -28,14 +28,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from dovetail_kernels.arrays import converts_whole
+from dovetail_kernels.arrays import Cut, converts_whole, cut
 from dovetail_kernels.attention import backward as _backward
 from dovetail_kernels.attention import forward as _forward
 from dovetail_kernels.attention import single, tiles
 from dovetail_kernels.attention.bounds import visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs, local
 from dovetail_kernels.attention.stats import SoftmaxStats
-from dovetail_kernels.attention.tiles import Cut, cut
 from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.symbolic import is_symbolic

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from dovetail_kernels.arrays import Cut
 from dovetail_kernels.attention import pairwise
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-from dovetail_kernels.attention.tiles import Cut
 
 
 class Side(NamedTuple):

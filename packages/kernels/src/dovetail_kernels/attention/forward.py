@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from dovetail_kernels.arrays import Cut
 from dovetail_kernels.attention import pairwise, tiles
 from dovetail_kernels.attention.bounds import Bounds, Visits, bounds, visible, visible_pairs
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-from dovetail_kernels.attention.tiles import Cut
 from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
@@ -63,7 +63,7 @@ def forward(
             ids = visit.ids[:, n]
             kj, vj = (tiles.key_block(x, ids, keys, call.kv_heads, row) for x in (k, v))
             mask = visible(call, at, visit, n) if masked else None
-            addend = pairwise.rows(call, bias, pairwise.Place(visit.block, ids, queries, keys))
+            addend = bias_rows(call, bias, pairwise.Place(visit.block, ids, queries, keys))
             return _step(call, state, qi, kj, vj, addend, mask)
 
         state = varying(_begin(call, queries.size), q)
@@ -192,3 +192,20 @@ def _finite_base(m: Array) -> Array:
 
 def _column(x: Float[Array, "b k g i"]) -> Float[Array, "b k gi 1"]:
     return x.reshape(*x.shape[:2], -1, 1)
+
+
+def bias_rows(
+    call: AttentionCall, bias: Float[Array, "b n t s"] | None, at: pairwise.Place
+) -> Float[Array, "_ _ gi _"] | None:
+    """Returns a block of the bias with the rows of `tiles.query_block`, to add to their logits.
+
+    Args:
+        call: The call.
+        bias: The bias, padded to whole blocks; None for none.
+        at: The block.
+    """
+    if bias is None:
+        return None
+    x = pairwise.by_group(pairwise.block(bias, at), call.kv_heads).astype(call.inner_dtype)
+    shape = (*x.shape[:2], call.heads // call.kv_heads, at.queries.size, x.shape[4])
+    return jnp.broadcast_to(x, shape).reshape(*shape[:2], -1, shape[4])

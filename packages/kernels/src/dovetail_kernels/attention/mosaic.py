@@ -19,11 +19,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from dovetail_kernels.arrays import Cut
 from dovetail_kernels.attention import blocked
 from dovetail_kernels.attention.bounds import visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.stats import SoftmaxStats
-from dovetail_kernels.attention.tiles import Cut
 from dovetail_kernels.dispatch import Implementation, Work, refuse_beside_hopper
 
 _WIDTHS = (64, 128)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from dovetail_kernels.arrays import Cut
 from dovetail_kernels.attention.bounds import bounds
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-from dovetail_kernels.attention.tiles import Cut
 
 _LARGEST = np.iinfo(np.int32).max
 # Position of padding and of keys beyond kv_lengths; other positions are >= 0.

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from dovetail_kernels.attention.call import AttentionCall
-from dovetail_kernels.attention.tiles import Cut
+from dovetail_kernels.arrays import Cut
 
 
 class Place(NamedTuple):
@@ -96,23 +95,6 @@ def summary(
     sizes = (1 if t == 1 else queries.size), (1 if s == 1 else keys.size)
     blocks = mask.reshape(b, n, t // sizes[0], sizes[0], s // sizes[1], sizes[1])
     return blocks.any((1, 3, 5)).swapaxes(0, 1), blocks.all((1, 3, 5)).swapaxes(0, 1)
-
-
-def rows(
-    call: AttentionCall, bias: Float[Array, "b n t s"] | None, at: Place
-) -> Float[Array, "_ _ gi _"] | None:
-    """Returns a block of the bias with the rows of `tiles.query_block`, to add to their logits.
-
-    Args:
-        call: The call.
-        bias: The bias, padded to whole blocks; None for none.
-        at: The block.
-    """
-    if bias is None:
-        return None
-    x = by_group(block(bias, at), call.kv_heads).astype(call.inner_dtype)
-    shape = (*x.shape[:2], call.heads // call.kv_heads, at.queries.size, x.shape[4])
-    return jnp.broadcast_to(x, shape).reshape(*shape[:2], -1, shape[4])
 
 
 def add_columns(

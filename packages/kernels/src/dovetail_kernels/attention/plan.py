@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels.arrays import check_arrays, known
-from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
+from dovetail_kernels.attention import blocked, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall
-from dovetail_kernels.attention.cudnn_packed import CUDNN_PACKED
-from dovetail_kernels.attention.whole import is_whole
+from dovetail_kernels.attention.cudnn.dense import CUDNN
+from dovetail_kernels.attention.cudnn.packed import CUDNN_PACKED
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device
+from dovetail_kernels.mesh import is_whole
 
 _AXES = "q [batch, T, heads, head_dim], k [batch, S, kv_heads, head_dim], v [batch, S, kv_heads, g]"
 
@@ -101,11 +102,11 @@ def _implementations(platform: str, *, whole: bool) -> list[Implementation[Atten
         whole: Whether XLA's partitioner cannot divide the call, so that custom calls come first.
     """
     if platform != "gpu":
-        others = [tokamax.TOKAMAX, cudnn.CUDNN, CUDNN_PACKED, mosaic.MOSAIC]
+        others = [tokamax.TOKAMAX, CUDNN, CUDNN_PACKED, mosaic.MOSAIC]
         return [blocked.BLOCKED, reference.REFERENCE, *others]
     ours = [CUDNN_PACKED, mosaic.MOSAIC]
     best = [*ours, blocked.BLOCKED] if whole else [blocked.BLOCKED, *ours]
-    return [cudnn.CUDNN, tokamax.TOKAMAX, *best, reference.REFERENCE]
+    return [CUDNN, tokamax.TOKAMAX, *best, reference.REFERENCE]
 
 
 def _unplaced(asked: str, queries: Any, keys: Any) -> ValueError:

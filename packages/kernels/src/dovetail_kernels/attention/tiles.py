@@ -8,30 +8,11 @@ so keys are never repeated. Batch and heads remain separate axes throughout, so 
 split them.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-
-class Cut(NamedTuple):
-    """An axis in `blocks` blocks of `size`. The last block may contain padding."""
-
-    size: int
-    blocks: int
-
-
-def cut(length: int, largest: int) -> Cut:
-    """Divides `length` into blocks of at most `largest`, as even as multiples of 8 allow.
-
-    A length of at most `largest` is one block of its own size.
-    """
-    if length <= largest:
-        return Cut(length, 1)
-    even = -(-length // -(-length // largest))
-    size = min(largest, -(-even // 8) * 8)
-    return Cut(size, -(-length // size))
+from dovetail_kernels.arrays import Cut
 
 
 def filled(

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Integer
 from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
-from dovetail_kernels.mesh import per_shard
+from dovetail_kernels.mesh import is_whole, per_shard
 from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.cudnn import CUDNN
 from dovetail_kernels.paged.gather import GATHER
@@ -99,7 +99,7 @@ def paged_attention(
         >>> out = paged_attention(jnp.zeros((1, 1, 1)), pages, page_table=table, kv_lengths=lengths,
         ...                       q_starts=jnp.array([0, 1], jnp.int32))
         >>> out.tolist()
-        [[[11.0]]]
+        [[[13.0]]]
     """
     plan = plan_paged_attention(
         q,
@@ -216,11 +216,13 @@ def plan_paged_attention(
         invariant=bool(invariant),
         device=device(q, pages),
     )
+    # XLA would gather the cache for a custom call that it may divide.
+    whole = is_whole(q, codes_of(pages))
     return Plan(
         operation="paged_attention",
         call=call,
         device=call.device,
-        implementations=(CUDNN, GATHER, REFERENCE),
+        implementations=(CUDNN, GATHER, REFERENCE) if whole else (GATHER, CUDNN, REFERENCE),
         impl=impl,
     )
 

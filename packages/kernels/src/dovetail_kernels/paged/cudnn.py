@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Int
 
-from dovetail_kernels.attention import _cudnn_call as fused
+from dovetail_kernels.attention.cudnn import call as fused
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.requests import Requests, requests

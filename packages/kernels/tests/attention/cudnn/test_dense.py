@@ -14,8 +14,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from dovetail_kernels import attention as attend
 from dovetail_kernels import explain
-from dovetail_kernels.attention import cudnn
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.cudnn import dense
 from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.testing.attention import check_attention
@@ -64,7 +64,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     options, reason = REFUSED[name]
-    assert reason in (cudnn.refuse(call_of(**options)) or "not refused")
+    assert reason in (dense.refuse(call_of(**options)) or "not refused")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_refused(name):
     [{}, {"causal": True}, {"causal": True, "window": (4, 9)}, {"kv_lengths": LENGTHS}, {"s": 32}],
 )
 def test_taken(options):
-    assert cudnn.refuse(call_of(**options)) is None
-    assert cudnn.refuse(call_of(device=A100, **options)) is None
+    assert dense.refuse(call_of(**options)) is None
+    assert dense.refuse(call_of(device=A100, **options)) is None
 
 
 def through_jax_nn(monkeypatch):
@@ -88,11 +88,11 @@ def through_jax_nn(monkeypatch):
 
     def attention(q, k, v, *, kv_lengths=None, **options):
         call = plan_attention(q, k, v, kv_lengths=kv_lengths, **options).call
-        reason = cudnn.refuse(dataclasses.replace(call, device=H100, dtype=jnp.dtype(jnp.bfloat16)))
+        reason = dense.refuse(dataclasses.replace(call, device=H100, dtype=jnp.dtype(jnp.bfloat16)))
         if reason:
             raise ValueError(reason)
         lengths = None if kv_lengths is None else jnp.asarray(kv_lengths)
-        return cudnn.run(call, Inputs(q, k, v, kv_lengths=lengths))
+        return dense.run(call, Inputs(q, k, v, kv_lengths=lengths))
 
     return attention
 
@@ -108,7 +108,7 @@ def test_options_mean_to_jax_nn_what_they_mean_here(monkeypatch):
 @pytest.mark.parametrize("window, pairs", [(None, 64 * 65 // 2), (1, 64), (3, 62 * 3 + 3)])
 def test_work_counts_visible_pairs(window, pairs):
     call = call_of(causal=True, window=window)
-    work = cudnn.CUDNN.work(call)
+    work = dense.CUDNN.work(call)
     assert work.flops == 2 * 2 * 4 * pairs * 128
     assert work.bytes == 2 * 2 * 64 * (4 + 4 + 2 + 2) * 64
 
@@ -159,7 +159,7 @@ def test_an_outline_is_lowered_for_the_gpu_and_never_run():
 
     def outlined(q):
         call = dataclasses.replace(plan_attention(q, q, q).call, device=H100)
-        return cudnn.run(call, Inputs(q, q, q))
+        return dense.run(call, Inputs(q, q, q))
 
     text = jax.jit(outlined).trace(q).lower(lowering_platforms=("cuda",)).as_text()
     assert "dovetail_kernels_outline_of_cudnn_attention" in text

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.attention import cudnn_packed
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.cudnn import packed as cudnn_packed
+from dovetail_kernels.attention.cudnn.runs import OTHER, RISING, SOME_FLAT, find_runs
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.runs import OTHER, RISING, SOME_FLAT, find_runs
 from dovetail_kernels.dispatch import Device
 
 H200 = Device(platform="gpu", kind="NVIDIA H200")

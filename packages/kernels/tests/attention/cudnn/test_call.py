@@ -5,7 +5,7 @@
 import jax
 import pytest
 
-from dovetail_kernels.attention import _cudnn_call as ours
+from dovetail_kernels.attention.cudnn import call as ours
 
 
 @pytest.mark.parametrize(

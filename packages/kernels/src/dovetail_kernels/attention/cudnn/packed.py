@@ -26,10 +26,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
-from dovetail_kernels.attention import _cudnn_call as fused
-from dovetail_kernels.attention import blocked, cudnn, mosaic
+from dovetail_kernels.attention import blocked, mosaic
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-from dovetail_kernels.attention.runs import Runs, find_runs
+from dovetail_kernels.attention.cudnn import call as fused
+from dovetail_kernels.attention.cudnn import dense
+from dovetail_kernels.attention.cudnn.runs import Runs, find_runs
 from dovetail_kernels.costs_in_names import foreign
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.varying import varying
@@ -43,19 +44,19 @@ _COMPARED = 2048  # runs of a slice, each compared with each
 def refuse(call: AttentionCall) -> str | None:
     """Returns why cuDNN cannot give the documented answer for packed rows, or None."""
     return (
-        cudnn.refuse_device(call)
+        dense.refuse_device(call)
         or fused.refuse_version()
         or blocked.refuse(call)
         or _refuse(call)
-        or cudnn.refuse_shapes(call)
-        or cudnn.refuse_options(call, taken=("segment_ids", "positions"))
+        or dense.refuse_shapes(call)
+        or dense.refuse_options(call, taken=("segment_ids", "positions"))
     )
 
 
 def _refuse(call: AttentionCall) -> str | None:
     if not call.segments:
         return "it is for packed rows, with segment_ids"
-    if not cudnn.HOPPER_OR_LATER.search(call.device.kind):
+    if not dense.HOPPER_OR_LATER.search(call.device.kind):
         return f"packed rows need a Hopper GPU or a later one, not {call.device.kind}"
     if call.queries != call.keys:
         return f"it takes packed rows of one length, not T={call.queries}, S={call.keys}"
@@ -222,7 +223,7 @@ def _flat(x: Array) -> Array:
 
 def _slice_flops(call: AttentionCall) -> int:
     """Counts both products of a slice as of one document per row, by one or two calls together."""
-    return cudnn.CUDNN.work(call).flops * _rows(call) // call.batch
+    return dense.CUDNN.work(call).flops * _rows(call) // call.batch
 
 
 def _extents(call: AttentionCall, forms: int, runs: Runs) -> list[dict[str, Any]]:
@@ -274,12 +275,12 @@ def _by_slice(
 
 def _work(call: AttentionCall) -> Work:
     """Counts the dense calls, since ids decide, and the copies of the next implementation."""
-    dense = cudnn.CUDNN.work(call)
+    whole = dense.CUDNN.work(call)
     after = mosaic.MOSAIC if _next(call) is mosaic else blocked.BLOCKED
     return Work(
-        flops=dense.flops,
-        bytes=dense.bytes,
-        peak_bytes=max(dense.peak_bytes, after.work(call).peak_bytes),
+        flops=whole.flops,
+        bytes=whole.bytes,
+        peak_bytes=max(whole.peak_bytes, after.work(call).peak_bytes),
     )
 
 

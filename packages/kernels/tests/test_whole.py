@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec, use_abstract_mesh
 
 from dovetail_kernels.attention.plan import plan_attention
-from dovetail_kernels.attention.whole import is_whole
+from dovetail_kernels.mesh import is_whole
 
 AUTO, EXPLICIT, MANUAL = AxisType.Auto, AxisType.Explicit, AxisType.Manual
 

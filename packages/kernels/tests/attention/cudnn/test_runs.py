@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dovetail_kernels.attention.call import Inputs
-from dovetail_kernels.attention.runs import OTHER, RISING, SOME_FLAT, find_runs
+from dovetail_kernels.attention.cudnn.runs import OTHER, RISING, SOME_FLAT, find_runs
 
 POSITIONS = {
     "rising with gaps": ([0, 2, 9, 0, 5, 6], RISING),

@@ -33,7 +33,7 @@ def command(python: str) -> list[str]:
     everyone = workspace.members().values()
     extras = {extra for m in everyone for extra in m.development_extras}
     extras |= {"tpu-plan"}  # what `nox -s absent` installs
-    own = ("dev", "docs", "gpu", "notebooks", "release")
+    own = ("dev", "docs", "notebooks", "release")
     groups = [f"{workspace.ROOT}/pyproject.toml:{name}" for name in own]
     for name in ("test", "parity"):
         groups += [f"{m.path}/pyproject.toml:{name}" for m in everyone if name in m.groups]

@@ -19,7 +19,7 @@ STEPS = (
                 "kv_heads": 8,
                 "mlp": 8192,
             },
-            "rows": (1, 2, 8, 32),
+            "rows": (1, 32),
             "length": 1024,
             "tokens": 64,
             "copied_bytes": 2**30,

@@ -59,16 +59,19 @@ def blocks_work(call: QuantizedMatmulCall) -> Work:
 def scaled_work(call: QuantizedMatmulCall) -> Work:
     """Returns the cost if weights are read once, as integers; 4 bits are written once more.
 
-    Sums of more groups than one are written. With many rows two bfloat16 of each weight are.
+    Sums of more groups than one are written. With many rows two bfloat16 of each weight are. Only a
+    GPU's products read narrow operands: elsewhere they are written as floats.
     """
     few = isinstance(call.rows, int) and call.rows <= scaled.MOST_GROUPED_ROWS
-    weights = call.inputs * call.outputs
+    weights, on_gpu = call.inputs * call.outputs, call.device.platform == "gpu"
     if call.groups > 1 and not few:
         terms = 4 * weights + 4 * call.rows * call.inputs
-        return _work(call, flops=4 * call.rows * weights, between=2 * terms, peak_bytes=terms)
-    sums = call.groups * call.rows * call.outputs * _wide(call)
-    signs = weights // 2 if call.bits == 4 else 0
-    return _work(call, between=2 * (sums + signs), peak_bytes=sums + signs)
+        written = terms if on_gpu else 3 * terms + 4 * weights
+        return _work(call, flops=4 * call.rows * weights, between=2 * written, peak_bytes=written)
+    written = call.groups * call.rows * call.outputs * _wide(call)
+    written += weights // 2 if call.bits == 4 else 0
+    written += 0 if on_gpu else weights * _wide(call)
+    return _work(call, between=2 * written, peak_bytes=written)
 
 
 def reference_work(call: QuantizedMatmulCall) -> Work:

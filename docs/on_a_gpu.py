@@ -10,9 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs/generated/on_a_gpu.txt"  # git ignores it
 SHARES = {"flops_share_of_peak": "products", "bytes_share_of_peak": "memory", "mfu": "products"}
 UNITS = {"wall_s": (1e3, "ms"), "gb_per_s": (1.0, "GB/s")}
-HEAD = (
-    "| operation | time | share of the limit | peer | ratio | noise | GPU |\n" + "|---" * 7 + "|\n"
-)
+HEAD = ("operation", "time", "share of the limit", "peer", "ratio", "noise", "GPU")
 
 
 def write() -> None:
@@ -26,12 +24,19 @@ def write() -> None:
             newest[line["command"]] = max(line["date"], newest.get(line["command"], ""))
         rows = [_row(line) for line in timed if line["date"] == newest[line["command"]]]
         if rows:
-            text += f"\n### dovetail-{file.parts[-4]}\n\n{HEAD}{''.join(rows)}"
+            text += f"\n### dovetail-{file.parts[-4]}\n\n{_table(rows)}"
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(text, encoding="utf-8")
 
 
-def _row(line: dict[str, Any]) -> str:
+def _table(rows: list[list[str]]) -> str:
+    """Returns a table without the columns that no row has."""
+    kept = [column for column in zip(HEAD, *rows, strict=True) if any(column[1:])]
+    head, *lines = (f"| {' | '.join(cells)} |\n" for cells in zip(*kept, strict=True))
+    return f"{head}{'|---' * len(kept)}|\n{''.join(lines)}"
+
+
+def _row(line: dict[str, Any]) -> list[str]:
     factor, unit = UNITS[line["metric"]]
     shares = [f"{line[name]:.2f} of {limit}" for name, limit in SHARES.items() if line.get(name)]
     peer = line["peer"] or ""
@@ -43,4 +48,4 @@ def _row(line: dict[str, Any]) -> str:
         *("" if line[name] is None else f"{line[name]:.2f}" for name in ("ratio", "noise")),
         line["device"].removeprefix("NVIDIA ").split()[0],
     ]
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+    return [cell.replace("|", "/") for cell in cells]

@@ -123,7 +123,8 @@ def test_on_other_gpus_no_loop_waits_for_the_host(monkeypatch):
 def test_large_sizes_whose_sum_leaves_int32_give_nan():
     x, w = jnp.ones((12, 4)), jnp.ones((3, 4, 5))
     sizes = jnp.full(3, 2**30, jnp.int32)
-    assert np.isnan(jax.jit(grouped_matmul)(x, w, sizes)).all()
+    out = jax.jit(lambda *given: grouped_matmul(*given, impl="reference"))(x, w, sizes)
+    assert np.isnan(out).all()
 
 
 def test_a_plan_names_what_was_asked():

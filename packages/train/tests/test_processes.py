@@ -122,7 +122,7 @@ def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     assert (result["seconds"] < restored + result["launch_s"]).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_kind_of_state_moves_between_one_process_and_two_bit_for_bit(tmp_path):
     result = _launches("kinds.py", tmp_path)
     assert result["moved"] == result["whole"]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_kernels.dispatch import Device
 from dovetail_kernels.quantized import scaled
 from dovetail_kernels.quantized.api import (
     IMPLEMENTATIONS,
@@ -28,7 +29,10 @@ def test_reads_integers_once() -> None:
 
     def moved(rows: int, **options: int) -> int:
         call = plan_quantized_matmul(x, pack_weights(W, **options)).call
-        return IMPLEMENTATIONS["scaled"].work(dataclasses.replace(call, rows=rows)).bytes
+        call = dataclasses.replace(
+            call, rows=rows, device=Device(platform="gpu", kind="NVIDIA H200")
+        )
+        return IMPLEMENTATIONS["scaled"].work(call).bytes
 
     rows = 2 * 2 * (64 + 37)
     assert moved(2, bits=8) - rows == 64 * 37 + 4 * 37 + 2 * (4 * 2 * 37)

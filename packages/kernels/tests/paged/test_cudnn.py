@@ -222,6 +222,12 @@ def test_it_is_one_call_whose_pool_holds_keys_and_values():
     assert "tensor<4x1x8x64xbf16>, tensor<24x16x2x64xbf16>, tensor<24x16x2x64xbf16>" in call[1]
 
 
+def test_where_xla_may_divide_the_call_pages_are_gathered_first():
+    (q, pages), numbers = shapes()
+    with use_abstract_mesh(mesh("h")):
+        assert explain(paged_attention, q, pages, **numbers).selected == "gather"
+
+
 def test_heads_are_sharded():
     """Each device calls cuDNN for its heads."""
     (q, pages), numbers = shapes()

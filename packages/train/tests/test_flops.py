@@ -174,6 +174,8 @@ def test_a_pallas_kernel_counts_its_cost_estimate():
     batched = count_flops(jax.vmap(lambda x: call(x, cost_estimate=cost)), jnp.ones((5, 3, 3)))
     assert batched == Flops(model=5 * 54, recomputed=0, opaque={})
     assert count_flops(call, x) == Flops(model=0, recomputed=0, opaque={"pallas_call": 1})
+    named = jax.named_scope("flops=54,again=9")(call)
+    assert count_flops(named, x) == Flops(model=54, recomputed=9, opaque={})
 
 
 def test_a_custom_derivative_counts_once():

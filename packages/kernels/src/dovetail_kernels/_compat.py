@@ -6,11 +6,14 @@ JAX calls Mosaic GPU unstable. Tried on 0.10.2, 0.11.2 and 0.12.0.1.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.experimental import pallas
 from jax.experimental.pallas import mosaic_gpu
+
+from dovetail_kernels.costs_in_names import foreign
 
 # 0.10 needs it, 0.11 warns where it is given, 0.12 has none.
 _INDEX = inspect.signature(mosaic_gpu.load).parameters.get("idx")
@@ -20,9 +23,23 @@ _LOAD_NEEDS_AN_INDEX = _INDEX is not None and _INDEX.default is inspect.Paramete
 _KERNEL_HAS_A_COST = "cost_estimate" in inspect.signature(mosaic_gpu.kernel).parameters
 
 
-def cost(**estimate: int) -> dict[str, Any]:
-    """Returns the argument of `mosaic_gpu.kernel` for a `pallas.CostEstimate`, if it has one."""
-    return {"cost_estimate": pallas.CostEstimate(**estimate)} if _KERNEL_HAS_A_COST else {}
+def kernel(
+    body: Callable[..., None], *, cost: pallas.CostEstimate | None, **options: Any
+) -> Callable[..., Any]:
+    """Returns `mosaic_gpu.kernel(body, **options)`, with its cost where XLA can be told.
+
+    Elsewhere a name states the FLOPs.
+    """
+    if cost is None:
+        return mosaic_gpu.kernel(body, **options)
+    if _KERNEL_HAS_A_COST:
+        return mosaic_gpu.kernel(body, cost_estimate=cost, **options)
+
+    def call(*arguments: Any) -> Any:
+        with foreign(cost.flops):
+            return mosaic_gpu.kernel(body, **options)(*arguments)
+
+    return call
 
 
 def load(ref: Any, layout: Any) -> jax.Array:

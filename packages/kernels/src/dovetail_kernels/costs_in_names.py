@@ -31,7 +31,7 @@ def trips(total: Any, each: Any = 1) -> AbstractContextManager[Any]:
 
 
 def foreign(flops: int, again: int = 0) -> AbstractContextManager[Any]:
-    """States the FLOPs of each `ffi_call` directly inside, whose target takes no attributes.
+    """States the FLOPs of each call of a kernel directly inside that states none itself.
 
     Args:
         flops: FLOPs of its products, without those of the forward pass that it repeats.

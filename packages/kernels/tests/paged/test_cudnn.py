@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, use_abstract_mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
 from dovetail_kernels import explain, paged_attention
@@ -199,7 +199,8 @@ def test_taken(sizes):
 
 def mesh(*axes):
     device = AbstractDevice(device_kind=H200.kind, num_cores=None, platform="cuda")
-    return AbstractMesh((2,) * len(axes), axes, abstract_device=device)
+    explicit = (AxisType.Explicit,) * len(axes)
+    return AbstractMesh((2,) * len(axes), axes, explicit, abstract_device=device)
 
 
 def calls(f, *given):

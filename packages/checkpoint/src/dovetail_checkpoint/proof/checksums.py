@@ -100,8 +100,14 @@ def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1
 
 def _at_once(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT]:
     """Returns the results in order, computed by a thread for each core, at most `_THREADS`."""
+    items = list(items)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
+        try:
+            futures = [pool.submit(function, item) for item in items]
+        except RuntimeError:  # the script has ended (`run.exiting`): no thread starts
+            pool.shutdown(cancel_futures=True)
+            return [function(item) for item in items]
+        return [future.result() for future in futures]
 
 
 def _render(entries: list[_Entry]) -> str:

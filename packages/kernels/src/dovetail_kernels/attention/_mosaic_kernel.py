@@ -125,7 +125,7 @@ def forward(
             _copy_blocks(kv, shared, (mask.blocks.at[b, i], mask.some[b, i]))
 
     rows = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
-    return plgpu.kernel(
+    return _compat.kernel(
         attention_forward,
         out_type=(jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype), rows, rows),
         scratch_types=_scratch(q, v),
@@ -136,16 +136,16 @@ def forward(
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
-        **_cost(work, q.shape[3] + v.shape[3]),
+        cost=_cost(work, q.shape[3] + v.shape[3]),
     )(q, k, v, masks, sinks)
 
 
-def _cost(work: Work | None, width: int) -> dict[str, Any]:
+def _cost(work: Work | None, width: int) -> pl.CostEstimate | None:
     """Returns the estimate for XLA. A pair of query and key has 2 FLOPs a column and one exp2."""
     if work is None:
-        return {}
+        return None
     pairs = work.flops // (2 * width)
-    return _compat.cost(flops=work.flops, transcendentals=pairs, bytes_accessed=work.bytes)
+    return pl.CostEstimate(flops=work.flops, transcendentals=pairs, bytes_accessed=work.bytes)
 
 
 def _scratch(q: jax.Array, v: jax.Array) -> dict[str, Any]:

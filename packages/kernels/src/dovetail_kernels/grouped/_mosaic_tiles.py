@@ -142,7 +142,7 @@ def run(
     )
     every = (*arguments, shape)
     moved = sum(array.size * array.dtype.itemsize for array in every)
-    return plgpu.kernel(
+    return _compat.kernel(
         body,
         out_type=shape,
         scratch_types=scratch._asdict(),
@@ -151,7 +151,7 @@ def run(
         num_threads=_COMPUTE + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        **_compat.cost(flops=2 * products, transcendentals=0, bytes_accessed=moved),
+        cost=pl.CostEstimate(flops=2 * products, transcendentals=0, bytes_accessed=moved),
     )(*arguments)
 
 

@@ -76,7 +76,8 @@ def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
     other while loop with products counts once and is in `opaque`, unless it runs directly in
     `jax.named_scope("trips=12.5")`, with the mean number of its rounds. A Pallas kernel counts the
     FLOPs of its `cost_estimate`, and `jax.ffi.ffi_call` its integer attributes `flops` and
-    `recomputed_flops`, or those of `jax.named_scope("flops=70,again=7")` directly around it.
+    `recomputed_flops`; without them, those of `jax.named_scope("flops=70,again=7")` directly around
+    the call.
     `jax.lax.cond` counts its most expensive branch. Elementwise operations are not counted.
 
     Args:
@@ -232,13 +233,14 @@ def _inner(eqn: Any) -> list[Any]:
 def _stated(eqn: Any) -> tuple[int, int] | None:
     """Returns (FLOPs, FLOPs computed again) of a fused call that shows them, or None."""
     name = eqn.primitive.name
-    if name in _OPAQUE and eqn.params.get("cost_estimate") is not None:
-        return int(eqn.params["cost_estimate"].flops), 0
-    if name == "ffi_call":
-        attributes = dict(eqn.params["attributes"])
+    if name in _OPAQUE:
+        if eqn.params.get("cost_estimate") is not None:
+            return int(eqn.params["cost_estimate"].flops), 0
+        attributes = dict(eqn.params.get("attributes") or ())
         if "flops" in attributes:
             return int(attributes["flops"]), int(attributes.get("recomputed_flops", 0))
-        if named := _FOREIGN.search(str(eqn.source_info.name_stack)):
+        around = str(eqn.source_info.name_stack).removesuffix(f"/{eqn.params.get('name')}")
+        if named := _FOREIGN.search(around):
             return int(named[1]), int(named[2])
     if name == _CUDNN_FORWARD:
         return _scores(eqn), 0

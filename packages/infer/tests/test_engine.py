@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from engines import VOCAB, decoder, engine, greedy, logprobs, prompts, text_engine
 
-from dovetail_infer import Engine, Sampling
+from dovetail_infer import Engine, Sampling, fold_seed
 from dovetail_infer.testing import ByteTokenizer
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
@@ -140,7 +140,9 @@ def test_samples_are_seeded_requests_that_share_the_prompt(running):
     assert running.stats().cached_tokens - before >= shared > 0
     for i, prompt in enumerate(ids):
         for j in range(4):
-            option = Sampling(max_tokens=8, temperature=0.7, seed=11 + 4 * i + j)
+            seed = fold_seed(11, prompt=i, completion=j)
+            assert found[i][j].seed == seed
+            option = Sampling(max_tokens=8, temperature=0.7, seed=seed)
             (alone,) = running.generate([prompt], option)
             assert alone.tokens.tolist() == found[i][j].tokens.tolist()
 

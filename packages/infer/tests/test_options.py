@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engines import decoder, engine, greedy, prompts
 
-from dovetail_infer import Sampling
+from dovetail_infer import Sampling, fold_seed
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
 FEW = {"kv_bytes": 24 * 4 * 512}  # 24 pages of float32
@@ -62,7 +62,7 @@ def test_sample_takes_a_sampling_and_a_model_is_the_next_version() -> None:
         found = running.sample(ids, sampling, n=2)
         replaced = running.sample(ids, dataclasses.replace(sampling, seed=9), n=2, seed=4)
         for i, j in np.ndindex(2, 2):
-            option = dataclasses.replace(sampling, seed=4 + 2 * i + j)
+            option = dataclasses.replace(sampling, seed=fold_seed(4, prompt=i, completion=j))
             (alone,) = running.generate([ids[i]], option)
             assert alone.tokens.tolist() == found[i][j].tokens.tolist()
             assert found[i][j].top is not None

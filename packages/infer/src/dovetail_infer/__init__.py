@@ -12,7 +12,7 @@
     (8, 'length')
 
 - Engine: `Engine`, `Stream`, `QueueFull`, `Stats`
-- Requests and results: `Sampling`, `Completion`, `Tokens`, `TopLogprobs`, `Kept`
+- Requests and results: `Sampling`, `fold_seed`, `Completion`, `Tokens`, `TopLogprobs`, `Kept`
 - Interfaces: `Decoder`, `Operations`, `Tokenizer`, `reference`
 
 `dovetail_infer.schedule` has the scheduler alone, its event log and a simulator for capacity
@@ -28,7 +28,7 @@ from dovetail_infer._suggestions import public_names as _public_names
 from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
 from dovetail_infer.engine import Engine
 from dovetail_infer.run.stream import Stream
-from dovetail_infer.sampling import Sampling
+from dovetail_infer.sampling import Sampling, fold_seed
 from dovetail_infer.stats import PageStats, Stats
 from dovetail_infer.types import Decoder, Operations, Tokenizer
 
@@ -41,6 +41,7 @@ __all__ = [  # noqa: RUF022, by topic
     "PageStats",
     # Requests and results
     "Sampling",
+    "fold_seed",
     "Completion",
     "Tokens",
     "TopLogprobs",

@@ -22,7 +22,7 @@ from dovetail_infer.run.prompts import Prompt
 from dovetail_infer.run.steps import Steps
 from dovetail_infer.run.stream import Stream
 from dovetail_infer.run.submission import Submission, end_ids
-from dovetail_infer.sampling import MAX_SEED, Sampling
+from dovetail_infer.sampling import Sampling
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.schedule.scheduler import Scheduler
 from dovetail_infer.stats import Stats
@@ -165,7 +165,8 @@ class Engine:
 
         Args:
             prompts: Texts or token ids. There may be more than the queue holds.
-            sampling: Options of all prompts, or of each. Default: `Sampling()`.
+            sampling: Options of all prompts, or of each. Default: `Sampling()`. With a seed for
+                all, prompt i has `fold_seed(seed, prompt=i)`.
 
         Returns:
             A completion of each prompt, in order.
@@ -206,8 +207,8 @@ class Engine:
             min_p: Keeps tokens by their likelihood.
             stop_token_ids: Ids that end a completion.
             kept: Return the ids that the filters kept.
-            seed: Completion j of prompt i is that of `Sampling(seed=seed + i * n + j)`. None here
-                and in `sampling`: a new seed for each completion.
+            seed: Completion j of prompt i has the seed `fold_seed(seed, prompt=i, completion=j)`.
+                None here and in `sampling`: a new seed for each completion.
 
         Returns:
             The n completions of each prompt.
@@ -229,10 +230,7 @@ class Engine:
         )
         self._submission.check(plain)
         ids = [ids for ids in self._submission.prompts(prompts) for _ in range(n)]
-        options = [plain] * len(ids)
-        if plain.seed is not None:
-            seeds = [(plain.seed + i) % MAX_SEED for i in range(len(ids))]
-            options = [dataclasses.replace(plain, seed=s) for s in seeds]
+        options = self._submission.seeded(plain, len(ids), each=n)
         flat = self._submission.run(ids, options)
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 

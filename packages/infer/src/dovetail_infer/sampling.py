@@ -10,9 +10,10 @@ import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dovetail_infer import _elsewhere
 
-MAX_SEED = 2**64
 # The device computes in float32, and processors take what is below its least normal number for 0.
 _LEAST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 Rule = Callable[[Any, Any], Any]
@@ -41,7 +42,9 @@ class Sampling:
         min_tokens: The ids that end the completion are banned before this many tokens, and a stop
             string counts only if the text of a later token, or of this one, completes it.
         seed: Seed of the draws, in [0, 2**64). The draw of a token depends on the seed, its
-            position and its probabilities alone. None: a new one, see `Completion.seed`.
+            position and its probabilities alone. Options of several prompts, or of several
+            completions, give each a seed of its own: see `fold_seed`. None: a new one, see
+            `Completion.seed`.
         stop: Texts that end the completion. They are not part of its text. The one that is complete
             first ends it: "ab" wins over "abc".
         stop_token_ids: Ids that end the completion. They are part of its tokens, not of its text.
@@ -114,6 +117,29 @@ class Sampling:
             )
 
 
+def fold_seed(seed: int, *, prompt: int = 0, completion: int = 0) -> int:
+    """Returns the seed of one completion of one of several prompts with one `Sampling.seed`.
+
+    It is `seed` for the first completion of the first prompt. The others are NumPy's
+    `SeedSequence(seed, spawn_key=(prompt, completion))`, so near seeds share none of them.
+
+    Args:
+        seed: Seed of the options, in [0, 2**64).
+        prompt: Index of the prompt, from 0.
+        completion: Index of the completion of this prompt, from 0.
+
+    Example:
+
+        >>> from dovetail_infer import fold_seed
+        >>> fold_seed(7), fold_seed(7, prompt=1)
+        (7, 23751027488930731)
+    """
+    if prompt == completion == 0:
+        return seed
+    folded = np.random.SeedSequence(seed, spawn_key=(prompt, completion))
+    return int(folded.generate_state(1, np.uint64)[0])
+
+
 _OPTIONAL = {"top_k", "seed", "logprobs", "prompt_logprobs", "adapter", "deadline_s"}
 # Of each option: its type, its range, both in words, and advice.
 _RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
@@ -158,7 +184,7 @@ _RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
     "min_tokens": (numbers.Integral, lambda x: x >= 0, "an integer >= 0", "0 for no minimum"),
     "seed": (
         numbers.Integral,
-        lambda x: 0 <= x < MAX_SEED,
+        lambda x: 0 <= x < 2**64,
         "an integer in [0, 2**64), or None",
         "None for a new one",
     ),

@@ -28,7 +28,10 @@ def kernel(
 ) -> Callable[..., Any]:
     """Returns `mosaic_gpu.kernel(body, **options)`, with its cost where XLA can be told.
 
-    Elsewhere a name states the FLOPs.
+    Args:
+        body: The kernel.
+        cost: Its cost. Where XLA takes none, a name states the FLOPs.
+        options: Other arguments of `mosaic_gpu.kernel`.
     """
     if cost is None:
         return mosaic_gpu.kernel(body, **options)

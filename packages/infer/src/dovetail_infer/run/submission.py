@@ -19,7 +19,7 @@ from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt, prompt_ids
 from dovetail_infer.run.request import Request
 from dovetail_infer.run.stream import Stream
-from dovetail_infer.sampling import Sampling
+from dovetail_infer.sampling import Sampling, fold_seed
 from dovetail_infer.schedule.sequence import Sequence as Scheduled
 from dovetail_infer.step.slots import check_request
 from dovetail_infer.types import Tokenizer
@@ -96,7 +96,7 @@ class Submission:
     def options(self, sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
         """Returns the options of each of `count` prompts."""
         if not isinstance(sampling, Sequence):
-            return [self.option(sampling)] * count
+            return self.seeded(self.option(sampling), count)
         options = list(sampling)
         if len(options) != count:
             raise ValueError(
@@ -106,6 +106,21 @@ class Submission:
         for option in {id(option): option for option in options}.values():
             self.option(option)
         return options
+
+    @staticmethod
+    def seeded(sampling: Sampling, count: int, *, each: int = 1) -> list[Sampling]:
+        """Returns `sampling` with the seed of each request.
+
+        Args:
+            sampling: Options of all prompts.
+            count: Number of requests.
+            each: Completions of each prompt, one after the other.
+        """
+        if sampling.seed is None:
+            return [sampling] * count
+        pairs = (divmod(i, each) for i in range(count))
+        seeds = [fold_seed(sampling.seed, prompt=i, completion=j) for i, j in pairs]
+        return [dataclasses.replace(sampling, seed=seed) for seed in seeds]
 
     def option(self, sampling: Sampling | None) -> Sampling:
         """Returns the options of a request, or those of all prompts of a call."""

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_kernels.glu import _glu, glu
-from dovetail_kernels.norm import rms_norm
-from dovetail_kernels.rope import rope
+from dovetail_kernels.layers.glu import _glu, glu
+from dovetail_kernels.layers.norm import rms_norm
+from dovetail_kernels.layers.rope import rope
 from measure import cost, report, rounds
 
 ROWS, EMBED, HIDDEN, HEADS, HEAD = 4096, 512, 2048, 8, 64

@@ -32,19 +32,19 @@ from dovetail_kernels._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.explain import Explanation, explain
-from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul
 from dovetail_kernels.grouped.permutation import Permutation, permute, unpermute
 from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
+from dovetail_kernels.layers.glu import glu
+from dovetail_kernels.layers.norm import layer_norm, rms_norm
+from dovetail_kernels.layers.rope import rope
 from dovetail_kernels.loss.api import CE, Logprobs, linear_cross_entropy, linear_logprobs
-from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.paged.api import paged_attention
 from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.paged.write import paged_write
 from dovetail_kernels.quantized.api import quantized_matmul
 from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
 from dovetail_kernels.quantized.pack import pack_weights
-from dovetail_kernels.rope import rope
 from dovetail_kernels.sampling.adjust import adjust_logits
 from dovetail_kernels.sampling.api import sample, warp_logits
 from dovetail_kernels.sampling.logprobs import TokenLogprobs, token_logprobs

@@ -17,17 +17,17 @@ from dovetail_kernels.argument_names import check_names
 from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.plan import plan_attention
 from dovetail_kernels.dispatch import Choice, Device, Implementation, Plan, device
-from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul, plan_grouped_matmul
 from dovetail_kernels.grouped.permutation import permute, unpermute
 from dovetail_kernels.grouped.routing import route_tokens
+from dovetail_kernels.layers.glu import glu
+from dovetail_kernels.layers.norm import layer_norm, rms_norm
+from dovetail_kernels.layers.rope import rope
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
 from dovetail_kernels.loss.plan import plan_linear_cross_entropy, plan_linear_logprobs
-from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 from dovetail_kernels.paged.write import paged_write
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
-from dovetail_kernels.rope import rope
 from dovetail_kernels.sampling.api import sample, warp_logits
 from dovetail_kernels.symbolic import is_symbolic
 

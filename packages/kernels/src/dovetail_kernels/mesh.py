@@ -7,19 +7,25 @@ Loops that begin with fresh zeros, dynamic slices and custom calls then fail or 
 operation that is independent along some axes (batch, heads) therefore runs unchanged on each shard,
 inside `jax.shard_map`. Under an Auto mesh types have no sharding, and the partitioner splits the
 same code.
+
+Inside of a user's `jax.shard_map` the type of an array contains the mesh axes over whose devices
+its value varies (its `vma`, "varying manual axes"). A loop that begins with fresh zeros and adds
+data has carries of two types, which JAX refuses. Operations therefore make their arguments vary
+alike, and first carries vary with the arguments. JAX transposes the first step to a sum: the
+gradient of an argument that is equal on all devices is summed over them.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 
-from dovetail_kernels.varying import varying
-
+TreeT = TypeVar("TreeT")
 # Sharding of one axis in `jax.Array.sharding.spec`: none, over one mesh axis, over several.
 _Part = str | tuple[str, ...] | None
 
@@ -186,3 +192,28 @@ def is_whole(*arrays: Any) -> bool:
         return jax.device_count() == 1
     on_devices = [array for array in concrete if isinstance(array, jax.Array)]
     return all(len(array.sharding.device_set) == 1 for array in on_devices)
+
+
+def varying(tree: TreeT, *like: Any) -> TreeT:
+    """Returns `tree` with arrays that vary over all mesh axes of `like`; outside of maps unchanged.
+
+    Args:
+        tree: Pytree of arrays.
+        like: Pytrees of arrays.
+    """
+    return vary_over(frozenset().union(*map(varies, jax.tree.leaves(like))), tree)
+
+
+def vary_over(axes: frozenset[str], tree: TreeT) -> TreeT:
+    """Returns `tree` with arrays that vary over `axes` too."""
+    return jax.tree.map(lambda array: _cast(array, axes), tree) if axes else tree
+
+
+def varies(array: Any) -> frozenset[str]:
+    """Returns the mesh axes over whose devices the value of `array` varies, by its type."""
+    return jax.typeof(array).manual_axis_type.varying
+
+
+def _cast(array: Any, axes: frozenset[str]) -> Any:
+    missing = tuple(sorted(axes - varies(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array

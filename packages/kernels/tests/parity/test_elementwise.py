@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
-from dovetail_kernels.norm import layer_norm, rms_norm
-from dovetail_kernels.rope import rope
+from dovetail_kernels.layers.glu import glu
+from dovetail_kernels.layers.norm import layer_norm, rms_norm
+from dovetail_kernels.layers.rope import rope
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity

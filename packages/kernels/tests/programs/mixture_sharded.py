@@ -8,12 +8,12 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul
 from dovetail_kernels.grouped.permutation import permute, unpermute
 from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
-from dovetail_kernels.norm import layer_norm, rms_norm
-from dovetail_kernels.rope import rope
+from dovetail_kernels.layers.glu import glu
+from dovetail_kernels.layers.norm import layer_norm, rms_norm
+from dovetail_kernels.layers.rope import rope
 
 TOKENS, D, F, E, K = 16, 8, 6, 12, 3
 

@@ -24,8 +24,8 @@ from dovetail_kernels.attention.bounds import Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.forward import bias_rows, logits, over
 from dovetail_kernels.costs_in_names import recomputed
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.precision import product
-from dovetail_kernels.varying import varying
 
 
 class _Rows(NamedTuple):

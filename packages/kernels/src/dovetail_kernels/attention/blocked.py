@@ -37,8 +37,8 @@ from dovetail_kernels.attention.call import AttentionCall, Inputs, local
 from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.symbolic import is_symbolic
-from dovetail_kernels.varying import varying
 
 once = functools.partial(first_order, "attention", INSTEAD)
 reverse = functools.partial(reverse_mode, "attention")

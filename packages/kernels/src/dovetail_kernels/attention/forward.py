@@ -23,8 +23,8 @@ from dovetail_kernels.attention import pairwise, tiles
 from dovetail_kernels.attention.bounds import Bounds, Visits, bounds, visible, visible_pairs
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.costs_in_names import trips
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.precision import product
-from dovetail_kernels.varying import varying
 
 
 class _State(NamedTuple):

@@ -27,9 +27,9 @@ from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.grouped.tiles import differentiable, reverse
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.precision import product
 from dovetail_kernels.symbolic import has_symbolic_sizes
-from dovetail_kernels.varying import varying
 
 # The lowest block. Tensor cores take 8 columns or 16 rows at least.
 _LOWEST = 16

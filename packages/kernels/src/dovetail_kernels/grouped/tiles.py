@@ -32,9 +32,9 @@ from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.derivatives import INSTEAD, first_order, reverse_mode
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.precision import product
 from dovetail_kernels.symbolic import is_symbolic
-from dovetail_kernels.varying import varying
 
 CarryT = TypeVar("CarryT")
 

@@ -31,9 +31,9 @@ from dovetail_kernels.costs_in_names import recomputed, trips
 from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
 from dovetail_kernels.loss.shards import ColumnSums, combine, first_column, sum_over
+from dovetail_kernels.mesh import varies, vary_over, varying
 from dovetail_kernels.precision import product
 from dovetail_kernels.symbolic import is_symbolic
-from dovetail_kernels.varying import varies, vary_over, varying
 
 
 def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:

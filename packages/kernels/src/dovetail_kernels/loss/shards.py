@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from dovetail_kernels.varying import varies, vary_over
+from dovetail_kernels.mesh import varies, vary_over
 
 Names = tuple[str, ...]
 

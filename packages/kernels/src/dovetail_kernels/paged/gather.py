@@ -30,13 +30,13 @@ from jaxtyping import Array, Float, Int
 
 from dovetail_kernels.costs_in_names import trips
 from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import INVARIANT, SIZES, Tiles, tiles
 from dovetail_kernels.precision import product
 from dovetail_kernels.symbolic import is_symbolic
-from dovetail_kernels.varying import varying
 
 # Keys per block, in whole pages. On CPU 64 to 128 keys of 8 heads by 128 stay in the second-level
 # cache between the gather and the products. The result's bits depend on it, so it depends only on

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.quantized import blocks, split
 from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.rows import restored, rounded
-from dovetail_kernels.varying import varying
 
 ABI = 1  # version of the handler's arguments and weight layout; the wheel reports its own
 ROWS = 4  # most rows of its kernels

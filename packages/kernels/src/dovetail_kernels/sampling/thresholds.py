@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from dovetail_kernels.mesh import varying
 from dovetail_kernels.sampling.options import is_valid
 from dovetail_kernels.sampling.rows import largest
-from dovetail_kernels.varying import varying
 
 _SIGN = 31
 _MAGNITUDE = 0x7FFFFFFF

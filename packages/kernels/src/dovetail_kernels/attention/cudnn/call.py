@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dovetail_kernels.varying import varying
+from dovetail_kernels.mesh import varying
 
 Mask = Literal["NO_MASK", "CAUSAL", "PADDING", "PADDING_CAUSAL"]
 _ELEMENTS = {"bfloat16": "BF16", "float16": "F16"}

@@ -33,7 +33,7 @@ from dovetail_kernels.attention.cudnn import dense
 from dovetail_kernels.attention.cudnn.runs import Runs, find_runs
 from dovetail_kernels.costs_in_names import foreign
 from dovetail_kernels.dispatch import Implementation, Work
-from dovetail_kernels.varying import varying
+from dovetail_kernels.mesh import varying
 
 _BYTES = 2 * 2**30  # of cuDNN's sums at once
 _TOKENS_PER_RUN = 256  # documents of public corpora have 500 to 1,000 tokens

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from dovetail_kernels.rope import rope
+from dovetail_kernels.layers.rope import rope
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 5, 3, 8))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from dovetail_kernels.norm import layer_norm, rms_norm
+from dovetail_kernels.layers.norm import layer_norm, rms_norm
 
 EPS = 1e-5
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from dovetail_kernels.glu import glu
+from dovetail_kernels.layers.glu import glu
 
 RNG = np.random.default_rng(0)
 GATE, UP, G = RNG.standard_normal((3, 4, 7, 9)) * 3

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import forced_devices
 import warm_start
-from dovetail_kernels.mesh import per_shard, varying
+from dovetail_kernels.mesh import is_single, is_whole, per_shard, varying
 
 P = PartitionSpec
 PROGRAM = Path(__file__).parent / "programs" / "per_shard.py"
@@ -61,3 +61,27 @@ def test_a_carry_varies_with_the_data_and_gradients_are_summed():
     np.testing.assert_array_equal(mapped(x, jnp.float32(3)), [21.0])
     # The gradient of an argument that is equal on all devices is equal on all devices.
     assert jax.grad(lambda w: mapped(x, w)[0])(jnp.float32(3)) == 7
+
+
+class Variable:
+    """Weights as NNX has them: an array behind `__jax_array__`."""
+
+    def __init__(self, value):
+        self.value, self.shape, self.dtype, self.ndim = value, value.shape, value.dtype, value.ndim
+
+    def __jax_array__(self):
+        return self.value
+
+
+def test_a_call_on_one_device_is_single():
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    assert is_single(x, np.ones(3), jnp.ones(3), Variable(jnp.ones(3)))
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        with jax.sharding.use_abstract_mesh(AbstractMesh((2,), ("x",), axis_types=(kind,))):
+            assert not is_single(x)
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    split = jax.sharding.NamedSharding(mesh, P("x"))
+    # Runs shard by shard, and a tuning file knows no shapes of shards.
+    shard = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=split)
+    assert is_whole(shard)
+    assert not is_single(shard)

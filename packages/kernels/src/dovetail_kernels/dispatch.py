@@ -4,8 +4,9 @@
 
 An operation has a list of implementations, best first. Each one reports from abstract arguments
 alone (shapes, dtypes, options, device) why it cannot give the documented result, forward and
-backward. The first one without a reason runs. No implementation is tried and caught: an exception
-in a kernel is a bug and is raised, and the selection is made before tracing starts.
+backward. The first one without a reason runs, or the one that a tuning file names for the call. No
+implementation is tried and caught: an exception in a kernel is a bug and is raised, and the
+selection is made before tracing starts.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import jax
 from jax.core import Tracer
 
+from dovetail_kernels import measured
+from dovetail_kernels.mesh import is_single
 from dovetail_kernels.precision import describe_precision
 from dovetail_kernels.symbolic import has_symbolic_sizes
 
@@ -49,6 +52,11 @@ class Call:
     def precision(self) -> str:
         """Precision of the products in words."""
         return describe_precision(self.dtype)
+
+    @property
+    def pinned(self) -> str | None:
+        """Why no tuning file changes the implementation of this call, or None."""
+        return None
 
     @property
     def options(self) -> frozenset[str]:
@@ -141,6 +149,7 @@ class Plan(Generic[CallT]):
         implementations: All implementations of the package, best first.
         impl: Implementations requested by the caller, by name or as objects, in order of
             preference. None for all of the package.
+        arrays: Arguments that may be sharded. A tuning file is for calls on one device.
     """
 
     operation: str
@@ -148,6 +157,7 @@ class Plan(Generic[CallT]):
     device: Device
     implementations: Sequence[Implementation[CallT]]
     impl: Impl | None
+    arrays: Sequence[Any] = ()
 
     def choices(self) -> list[Choice]:
         """Returns the state of every implementation, best first. At most one is selected.
@@ -191,6 +201,8 @@ class Plan(Generic[CallT]):
         """
         requested = self._requested()
         selected = self._selected(requested)
+        if self._tunable():
+            measured.record(self.operation, self.call)
         if selected is not None:
             return selected
         reasons = "; ".join(f"{each.name}: {each.refuse(self.call)}" for each in requested)
@@ -232,13 +244,34 @@ class Plan(Generic[CallT]):
         return resolved
 
     def _selected(self, requested: Sequence[Implementation[CallT]]) -> Implementation[CallT] | None:
-        return next((each for each in requested if each.refuse(self.call) is None), None)
+        winner, _ = self._measured()
+        return winner or next((each for each in requested if not each.refuse(self.call)), None)
 
     def _preference(self) -> str:
         if self.impl is not None:
             return f"first able of impl={self._impl_words()}"
-        alone = len(self.implementations) == 1
-        return "the only one" if alone else "first able, in order of preference"
+        if len(self.implementations) == 1:
+            return "the only one"
+        winner, words = self._measured()
+        if winner is not None:
+            return words
+        return "; ".join(filter(None, ("first able, in order of preference", words)))
+
+    def _tunable(self) -> bool:
+        if self.impl is not None or not self.arrays or not measured.is_in_use():
+            return False
+        pinned = not isinstance(self.call, Call) or self.call.pinned is not None
+        return not pinned and not has_symbolic_sizes(self.call) and is_single(*self.arrays)
+
+    def _measured(self) -> tuple[Implementation[CallT] | None, str]:
+        """Returns the winner by the tuning file in use, or None, and the reason in words."""
+        line = measured.look_up(self.operation, self.call) if self._tunable() else None
+        name, words = line or (None, "")
+        winner = next((each for each in self.implementations if each.name == name), None)
+        if winner is None:
+            return None, words if name is None else f"a tuning file names {name!r}, which is none"
+        refusal = winner.refuse(self.call)
+        return (winner, words) if refusal is None else (None, f"{name} {words}, but: {refusal}")
 
     def _impl_words(self) -> str:
         """Returns `impl` as typed, with the names of objects."""

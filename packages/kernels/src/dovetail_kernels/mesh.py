@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
@@ -164,6 +165,14 @@ def _names(part: _Part) -> tuple[str, ...]:
     if part is None:
         return ()
     return (part,) if isinstance(part, str) else part
+
+
+def is_single(*arrays: Any) -> bool:
+    """Tests whether a call of these arrays runs on one device, or inside of a user's shard."""
+    plain = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    arrays = tuple(a if isinstance(a, plain) else jnp.asarray(a) for a in arrays)  # of NNX
+    split = (names for array in arrays for names in jax.typeof(array).sharding.spec)
+    return is_whole(*arrays) and all(names is None for names in split)
 
 
 def is_whole(*arrays: Any) -> bool:

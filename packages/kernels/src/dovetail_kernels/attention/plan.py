@@ -37,9 +37,7 @@ def plan_attention(
     stats: bool = False,
     impl: Impl | None = None,
 ) -> Plan[AttentionCall]:
-    """Returns the plan of `attention` for these arguments, with the choice of implementation.
-
-    Nothing runs.
+    """Returns the plan of `attention` for these arguments. Nothing runs.
 
     Args:
         q, k, v: Queries, keys and values. All arrays may be abstract.
@@ -62,7 +60,6 @@ def plan_attention(
     _check_pairwise("bias", bias, (batch, heads, queries, keys), jnp.floating)
     if (causal or window is not None) and positions is None and queries != keys:
         raise _unplaced(f"causal={causal}, window={window}", queries, keys)
-    target = device(q, k, v)
     call = AttentionCall(
         batch=batch,
         queries=queries,
@@ -83,14 +80,15 @@ def plan_attention(
         sinks=sinks is not None,
         scale=1 / math.sqrt(head_dim) if scale is None else float(scale),
         stats=stats,
-        device=target,
+        device=device(q, k, v),
     )
     return Plan(
         operation="attention",
         call=call,
-        device=target,
-        implementations=_implementations(target.platform, whole=is_whole(q, k, v)),
+        device=call.device,
+        implementations=_implementations(call.device.platform, whole=is_whole(q, k, v)),
         impl=impl,
+        arrays=(q, k, v),
     )
 
 

@@ -122,6 +122,7 @@ def plan_grouped_matmul(
         device=target,
         implementations=_TPU if target.platform == "tpu" else _OTHERS,
         impl=impl,
+        arrays=(x, w),
     )
 
 

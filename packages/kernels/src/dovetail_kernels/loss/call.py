@@ -55,6 +55,11 @@ class LossCall(dispatch.Call):
     device: dispatch.Device
 
     @property
+    def pinned(self) -> str | None:
+        """A vocabulary over several devices is not measured on one."""
+        return "its vocabulary is split over devices" if self.vocab_mesh_axes else None
+
+    @property
     def options(self) -> frozenset[str]:
         """Names of the options in use. A temperature of 1 is not in use."""
         return super().options - ({"temperature"} if self.temperature == 1 else set())

@@ -91,6 +91,7 @@ def _plan(
         device=call.device,
         implementations=_IMPLEMENTATIONS[operation],
         impl=impl,
+        arrays=(x, w),
     )
 
 

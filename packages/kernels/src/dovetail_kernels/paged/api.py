@@ -217,13 +217,14 @@ def plan_paged_attention(
         device=device(q, pages),
     )
     # XLA would gather the cache for a custom call that it may divide.
-    whole = is_whole(q, codes_of(pages))
+    whole = is_whole(q, pages)
     return Plan(
         operation="paged_attention",
         call=call,
         device=call.device,
         implementations=(CUDNN, GATHER, REFERENCE) if whole else (GATHER, CUDNN, REFERENCE),
         impl=impl,
+        arrays=(q, pages),
     )
 
 

@@ -82,6 +82,13 @@ class PagedCall(Call):
         return self.inner  # of bfloat16 and float16 too
 
     @property
+    def pinned(self) -> str | None:
+        """Bits that do not depend on the other rows need one implementation for all batches."""
+        if self.invariant or self.device.platform == "cpu":
+            return "its bits must not depend on the sizes of a batch"
+        return None
+
+    @property
     def precision(self) -> str:
         """Precision of the products in words."""
         return describe_precision(self.operands)

@@ -125,6 +125,7 @@ def plan_quantized_matmul(
         device=device,
         implementations=[IMPLEMENTATIONS[name] for name in _preferred(call)],
         impl=impl,
+        arrays=(x, w.values),
     )
 
 

@@ -40,6 +40,17 @@ def test_versions_are_those_of_python_and_of_libraries_that_compute():
     assert machine.versions()["numpy"] == metadata.version("numpy")
 
 
+def test_a_tuning_file_of_the_kernels_is_a_version(tmp_path, monkeypatch):
+    file = tmp_path / "tuned.json"
+    monkeypatch.setenv("DOVETAIL_KERNELS_TUNING", str(file))
+    assert machine.versions()["dovetail-kernels-tuning"] == "unreadable"
+    file.write_bytes(b"abc")
+    # The first vector of FIPS 180-4.
+    assert machine.versions()["dovetail-kernels-tuning"] == "ba7816bf8f01cfea"
+    monkeypatch.delenv("DOVETAIL_KERNELS_TUNING")
+    assert "dovetail-kernels-tuning" not in machine.versions()
+
+
 def test_versions_that_differ_are_told_in_words():
     first = {"jax": "0.10.2", "numpy": "2.0", "jax-rocm7-plugin": "9"}
     assert machine.differing(first, {"jax": "0.12.0", "numpy": "2.0", "flax": "1"}) == [

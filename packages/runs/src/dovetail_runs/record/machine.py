@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """This machine and this program, as a launch records them: host, devices, versions, commits.
 
-The environment is not recorded, because it may hold secrets.
+The environment is not recorded, because it may hold secrets. The file of `_TUNING` is, by a digest:
+it chooses the implementations of dovetail-kernels, and so the bits of a run.
 """
 
 import collections
 import functools
+import hashlib
 import os
 import platform
 import re
@@ -22,6 +24,7 @@ _RECORDED = re.compile(
     r"jax|jaxlib|jax-.*|flax|optax|equinox|orbax-checkpoint|numpy|torch|torch-.*|tensorflow"
     r"|transformers|dovetail(-.*)?"
 )
+_TUNING = "DOVETAIL_KERNELS_TUNING"
 GIT_TIMEOUT_S = 10.0  # of one question; a status of 100,000 files takes about 1
 
 
@@ -36,8 +39,20 @@ def cores() -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the installed libraries that compute."""
-    return dict(_versions())
+    """Returns the versions of Python and of the installed libraries that compute.
+
+    Under "dovetail-kernels-tuning" is the digest of its tuning file, as `tuning_digest` gives it.
+    """
+    path = os.environ.get(_TUNING)
+    tuning = {"dovetail-kernels-tuning": _digest(path)} if path else {}
+    return dict(sorted({**_versions(), **tuning}.items()))
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "unreadable"
 
 
 @functools.cache  # hundreds of files: as long as all else at the start of a launch

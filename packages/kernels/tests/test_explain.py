@@ -116,6 +116,21 @@ def test_options_are_those_of_the_operation():
         explain(linear_logprobs, x, w, labels, smoothing=0.1)
 
 
+def test_a_call_is_lowered_for_the_devices_that_are_given():
+    x = jnp.ones((3, 64))
+    report = explain(quantized_matmul, x, w=pack_weights(jnp.ones((64, 8)), bits=8))
+    lowered = report.lower(jax.devices())
+    assert [(a.shape, str(a.dtype)) for a in jax.tree.leaves(lowered.in_avals)] == [
+        ((3, 64), "float32"),
+        ((8, 64), "int8"),
+        ((8, 1), "float32"),
+    ]
+    assert f"quantized_matmul/{report.selected}" in lowered.as_text(debug_info=True)
+    assert lowered.out_info.shape == (3, 8)
+    # The report may be pickled to another process, and keeps no array.
+    assert not [a for a in jax.tree.leaves(vars(report.call)) if isinstance(a, jax.Array)]
+
+
 def test_names_of_other_libraries_are_answered():
     q = shape(1, 8, 2, 16)
     with pytest.raises(TypeError, match=r"has no argument is_causal.* Use causal=True"):

@@ -5,7 +5,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,36 @@ _SINGLE: Sequence[Callable[..., Any]] = (
 )
 
 
+class ExplainedCall:
+    """A call as a function of its arrays, which are numbered. It keeps their shapes alone.
+
+    Args:
+        op: The operation.
+        args: Its positional arguments.
+        options: Its keyword arguments.
+
+    Attributes:
+        shapes: Shapes and dtypes of the arrays, by number.
+    """
+
+    def __init__(
+        self, op: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> None:
+        leaves, self._tree = jax.tree.flatten((args, dict(options)))
+        self._op = op
+        self.shapes = {
+            i: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for i, leaf in enumerate(leaves)
+            if _is_array(leaf)
+        }
+        self._others = [None if i in self.shapes else leaf for i, leaf in enumerate(leaves)]
+
+    def __call__(self, arrays: Mapping[int, Any]) -> Any:
+        filled = [arrays.get(i, leaf) for i, leaf in enumerate(self._others)]
+        args, options = jax.tree.unflatten(self._tree, filled)
+        return self._op(*args, **options)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Explanation(Explained):
     """The state of each implementation for one call. Print it to read it as a table.
@@ -63,6 +93,7 @@ class Explanation(Explained):
         device: Device of the call.
         rows: State of each implementation, best first.
         precision: Precision of the products. None for an operation without products.
+        call: The call, for `lower`.
 
     Example:
 
@@ -78,6 +109,22 @@ class Explanation(Explained):
     device: Device
     rows: tuple[Choice, ...]
     precision: str | None = None
+    call: ExplainedCall = dataclasses.field(repr=False, compare=False)
+
+    def lower(self, devices: Sequence[Any]) -> jax.stages.Lowered:
+        """Lowers the call, forward, for the first of some devices, which may be absent.
+
+        `dovetail_cluster.compiled(report.lower, target=devices("H200"))` reads in the compiled text
+        how often it launches kernels, waits for the host, and moves bytes outside of products.
+
+        Args:
+            devices: Devices of JAX, of one kind.
+        """
+        mesh = jax.sharding.Mesh(np.asarray(devices[:1]), ("only",))
+        place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        placed = {i: shape.update(sharding=place) for i, shape in self.call.shapes.items()}
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.jit(self.call).lower(placed)
 
     @property
     def selected(self) -> str | None:
@@ -139,7 +186,9 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     """
     plan_of = _PLANS.get(op)
     if plan_of is None and op in _SINGLE:
-        return _explained(_plan_single(op, *args, **options), None)
+        return _explained(
+            _plan_single(op, *args, **options), None, ExplainedCall(op, args, options)
+        )
     if plan_of is None:
         names = ", ".join(sorted(known.__name__ for known in (*_PLANS, *_SINGLE)))
         raise ValueError(
@@ -148,41 +197,35 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     check_names(op.__name__, (), options)
     inspect.signature(op).bind(*args, **options)
     plan = plan_of(*args, **options)
-    return _explained(plan, plan.call.precision)
+    return _explained(plan, plan.call.precision, ExplainedCall(op, args, options))
 
 
-def _explained(plan: Plan[Any], precision: str | None) -> Explanation:
+def _explained(plan: Plan[Any], precision: str | None, call: ExplainedCall) -> Explanation:
     return Explanation(
         operation=plan.operation,
         device=plan.device,
         rows=tuple(plan.choices()),
         precision=precision,
+        call=call,
     )
 
 
 def _plan_single(op: Callable[..., Any], *args: Any, **options: Any) -> Plan[None]:
     """Returns the plan of an operation with a single implementation, after its own checks."""
-    leaves, tree = jax.tree.flatten((args, options))
-    arrays = {i: leaf for i, leaf in enumerate(leaves) if _is_array(leaf)}
-
-    def call(arrays: dict[int, Any]) -> Any:
-        filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-        args, options = jax.tree.unflatten(tree, filled)
-        return op(*args, **options)
-
-    sizes = [size for array in arrays.values() for size in array.shape]
+    call = ExplainedCall(op, args, options)
+    sizes = [size for shape in call.shapes.values() for size in shape.shape]
     if any(map(is_symbolic, sizes)):
         raise ValueError(
             f"explain counts bytes from sizes, got a symbolic dimension of jax.export in "
             f"{op.__name__}, which has one implementation. Use a number there."
         )
-    results = jax.eval_shape(call, arrays)
-    traffic = costs.nbytes((list(arrays.values()), results))
+    results = jax.eval_shape(call, call.shapes)
+    traffic = costs.nbytes((call.shapes, results))
     work = functools.partial(costs.COSTS[op.__name__], traffic, *args, **options)
     only = Implementation(
         name="jnp", refuse=lambda _: None, work=lambda _: work(), run=lambda _, __: None
     )
-    target = device(*arrays.values())
+    target = device(*filter(_is_array, jax.tree.leaves((args, options))))
     return Plan(operation=op.__name__, call=None, device=target, implementations=(only,), impl=None)
 
 

@@ -28,8 +28,17 @@ from dovetail_train import abstract_mesh
 
 H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
 HOPPER = AbstractMesh((), (), abstract_device=H100)
-# Their programs are those of suites, of Orbax, of a trainer, a bundle, and of processes they start.
-OTHERS = ("conformance", "cluster.", "save-restore", "train.", "llama-125m", "engine", "serve.")
+# Their programs are those of suites, a sweep, Orbax, a trainer, a bundle, and processes they start.
+OTHERS = (
+    "conformance",
+    "kernels.tune",
+    "cluster.",
+    "save-restore",
+    "train.",
+    "llama-125m",
+    "engine",
+    "serve.",
+)
 CONTESTS = [name for name in accelerator_step.catalog() if not any(x in name for x in OTHERS)]
 
 

@@ -109,6 +109,19 @@ STEPS = (
         full={"rows": (1, 16, 4096), "width": 16384, "chain": 20},
         tiny={"rows": (1, 4), "width": 128, "chain": 2},
     ),
+    Step(
+        name="tune",
+        run="device_tuning:sweep",
+        order=54,
+        limit_s=180,
+        full={
+            "rows": (2, 4096, 16, 128),
+            "experts": (64, 16384, 2048, 1408),
+            "weights": (64, 4096, 14336),
+        },
+        tiny={"rows": (1, 64, 2, 64), "experts": (4, 64, 16, 24), "weights": (4, 128, 128)},
+        proves=("choice of an implementation by measurement",),
+    ),
     _timing(
         "sample",
         order=53,

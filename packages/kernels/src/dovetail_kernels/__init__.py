@@ -18,6 +18,7 @@
 - Sampling: `adjust_logits`, `sample`, `warp_logits`, `token_logprobs`
 - Layers: `rms_norm`, `layer_norm`, `rope`, `glu`
 - Implementations of a call, with reasons, FLOPs and bytes: `explain`
+- Choice of an implementation by measurement: `record_calls`, `tune`, `tuning`, `tuning_digest`
 - Implementations of your own: `implementations`
 
 `dovetail_kernels.testing` checks operations of your own against float64 NumPy.
@@ -39,6 +40,14 @@ from dovetail_kernels.layers.glu import glu
 from dovetail_kernels.layers.norm import layer_norm, rms_norm
 from dovetail_kernels.layers.rope import rope
 from dovetail_kernels.loss.api import CE, Logprobs, linear_cross_entropy, linear_logprobs
+from dovetail_kernels.measured import (
+    RecordedCall,
+    TunedCall,
+    Tuning,
+    record_calls,
+    tuning,
+    tuning_digest,
+)
 from dovetail_kernels.paged.api import paged_attention
 from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.paged.write import paged_write
@@ -48,6 +57,7 @@ from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.sampling.adjust import adjust_logits
 from dovetail_kernels.sampling.api import sample, warp_logits
 from dovetail_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
+from dovetail_kernels.sweep.tune import tune
 
 __all__ = [  # noqa: RUF022, by topic
     # Attention
@@ -88,6 +98,14 @@ __all__ = [  # noqa: RUF022, by topic
     "explain",
     "Explanation",
     "implementations",
+    # Tuning
+    "record_calls",
+    "RecordedCall",
+    "tune",
+    "Tuning",
+    "TunedCall",
+    "tuning",
+    "tuning_digest",
 ]
 
 __version__ = _version("dovetail-kernels")

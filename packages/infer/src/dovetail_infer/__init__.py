@@ -13,6 +13,7 @@
 
 - Engine: `Engine`, `Stream`, `QueueFull`, `Stats`
 - Requests and results: `Sampling`, `fold_seed`, `Completion`, `Tokens`, `TopLogprobs`, `Kept`
+- Files of prompts to files of results: `batch`
 - Interfaces: `Decoder`, `Operations`, `Tokenizer`, `reference`
 
 `dovetail_infer.schedule` has the scheduler alone, its event log and a simulator for capacity
@@ -22,7 +23,7 @@ planning. `dovetail_infer.testing.check_decoder` checks a decoder of your own.
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_infer import reference
+from dovetail_infer import batch, reference
 from dovetail_infer._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_infer._suggestions import public_names as _public_names
 from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
@@ -46,6 +47,8 @@ __all__ = [  # noqa: RUF022, by topic
     "Tokens",
     "TopLogprobs",
     "Kept",
+    # Files of prompts
+    "batch",
     # Interfaces
     "Decoder",
     "Operations",

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32, UInt32
@@ -110,6 +111,45 @@ class Completion:
     def version(self) -> int:
         """The oldest version of the weights that produced a token; -1 without tokens."""
         return int(self.versions.min()) if len(self.versions) else -1
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values. Log-probabilities are there if `Sampling` asked for them.
+
+        Numbers are the shortest that are the same in float32; -inf and NaN are null.
+        """
+        values: dict[str, Any] = {
+            "text": self.text,
+            "tokens": self.tokens.tolist(),
+            "finish_reason": self.finish_reason,
+            "stop": self.stop,
+            "seed": self.seed,
+            "prompt_tokens": self.prompt_tokens,
+        }
+        if self.error is not None:
+            values["error"] = self.error
+        if self.top is not None:
+            values |= {"logprobs": _numbers(self.logprobs), "top": _top(self.top)}
+        if self.prompt_logprobs is not None:
+            values["prompt_logprobs"] = _numbers(self.prompt_logprobs)
+            if self.prompt_top is not None:
+                values["prompt_top"] = _top(self.prompt_top)
+        return values
+
+
+def _top(top: TopLogprobs) -> list[dict[str, Any]]:
+    """Returns for each step the rank of its token, and the likeliest tokens."""
+    return [
+        {
+            "rank": int(rank),
+            "tokens": [int(i) for i in tokens if i >= 0],
+            "logprobs": _numbers(logprobs[tokens >= 0]),
+        }
+        for rank, tokens, logprobs in zip(top.ranks, top.tokens, top.logprobs, strict=True)
+    ]
+
+
+def _numbers(values: Any) -> list[float | None]:
+    return [float(str(x)) if math.isfinite(x) else None for x in values]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

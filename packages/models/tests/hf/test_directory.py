@@ -1,13 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
+import subprocess
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from dovetail_models import abstract, load
-from dovetail_models.hf.directory import INDEX_FILE, read_config, read_specs
+from dovetail_models.hf.directory import INDEX_FILE, checksums, read_config, read_specs
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -149,3 +150,15 @@ def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match=r"of 0 bytes: is cut short"):
         read_specs(tmp_path)
+
+
+def test_checksums_are_those_of_sha256sum_by_relative_path(tmp_path):
+    (tmp_path / "pooling").mkdir()
+    for name in ("b.json", "a.safetensors", "notes.txt", "pooling/config.json", "pooling/x.md"):
+        (tmp_path / name).write_text(name)
+    sums = checksums(tmp_path, folders=("pooling", "absent"), suffixes=(".json", ".safetensors"))
+    names = ["a.safetensors", "b.json", "pooling/config.json"]
+    assert list(sums) == names
+    printed = subprocess.run(["sha256sum", *names], cwd=tmp_path, capture_output=True, check=True)
+    assert "".join(f"{v}  {k}\n" for k, v in sums.items()) == printed.stdout.decode()
+    assert list(checksums(tmp_path, suffixes=(".json",))) == ["b.json"]

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a Hugging Face directory: config.json and the headers of the safetensors files."""
 
+import hashlib
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,29 @@ def read_specs(path: Path) -> dict[str, Spec]:
                 "lacks it. Fetch the index that belongs to these files."
             )
     return specs
+
+
+def checksums(
+    path: Path, *, folders: Sequence[str] = (), suffixes: Collection[str]
+) -> dict[str, str]:
+    """Returns SHA-256 digests in hexadecimal by relative path, sorted by it.
+
+    Args:
+        path: The directory.
+        folders: Names of folders in it whose files count too. An absent one has none.
+        suffixes: Suffixes of the files that count, such as ".json".
+    """
+    files = {
+        file.relative_to(path).as_posix(): file
+        for folder in (path, *(path / name for name in folders if (path / name).is_dir()))
+        for file in folder.iterdir()
+        if file.suffix in suffixes
+    }
+    digests = {}
+    for name, file in sorted(files.items()):
+        with file.open("rb") as opened:
+            digests[name] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digests
 
 
 def _index(path: Path) -> dict[str, str]:

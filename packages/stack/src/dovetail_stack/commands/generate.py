@@ -15,6 +15,7 @@ own, named as here with underscores. Line i, from 0, has the seed SEED + i. --ou
 """
 
 import argparse
+import hashlib
 import json
 import time
 from collections import Counter
@@ -31,11 +32,12 @@ from dovetail_stack.processes import say
 from dovetail_stack.recipes.record_options import Dialogue
 
 if TYPE_CHECKING:
+    from dovetail_infer.batch import Results
     from dovetail_models import Decoder
-    from dovetail_stack.prompts import Request
-    from dovetail_stack.results import Results
 
 ROUNDED = 256  # tokens; the step of the length for which programs are compiled
+# Files of a model whose change gives other results.
+SUFFIXES = (".json", ".jinja", ".safetensors")
 
 
 def add(parser: Parser) -> None:
@@ -118,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Returns the options of `Sampling`, and says what the directory suggests instead."""
-    from dovetail_stack.prompts import OPTIONS
+    from dovetail_infer.batch.requests import OPTIONS
     from dovetail_stack.recipes.engine import GREEDY, sampling_of, suggestion
 
     options = {name: getattr(args, name) for name in OPTIONS}
@@ -137,7 +139,7 @@ def _continue(args: argparse.Namespace) -> int:
     """Streams one prompt."""
     from dovetail_data import Pretrained
     from dovetail_infer import Sampling
-    from dovetail_stack.prompts import check_ids, described
+    from dovetail_stack.prompts import check_ids
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
     directory = locate(args.model)
@@ -167,7 +169,7 @@ def _continue(args: argparse.Namespace) -> int:
         print("" if args.json else "\n", end="")
         raise RuntimeError(completion.error)
     if args.json:
-        print(json.dumps({"prompt": args.prompt, **described(completion)}, indent=2))
+        print(json.dumps({"prompt": args.prompt, **completion.to_json()}, indent=2))
     else:
         print()
     return DONE
@@ -180,25 +182,26 @@ def _length(tokens: int, decoder: "Decoder") -> int:
 
 def _write(args: argparse.Namespace) -> int:
     """Generates what the file of results lacks."""
-    from dovetail_stack import prompts
+    from dovetail_infer import Sampling
+    from dovetail_infer.batch import Results, read
+    from dovetail_models.hf.directory import checksums
     from dovetail_stack.recipes.dialogue import template_of
-    from dovetail_stack.results import Results
 
     begun_s, directory = time.monotonic(), locate(args.model)
-    dialogue = Dialogue(template=args.template, date=args.date)
-    model = f"{prompts.digest_of(directory)} invariant={args.invariant}"
+    files = "".join(f"{k} {v}\n" for k, v in checksums(directory, suffixes=SUFFIXES).items())
+    model = f"{hashlib.sha256(files.encode()).hexdigest()} invariant={args.invariant}"
     if args.template or args.date:
+        dialogue = Dialogue(template=args.template, date=args.date)
         model += f" template={template_of(directory, dialogue).fingerprint}"
-    requests = prompts.read(args.prompts, _options(args, directory), model=model)
-    with Results(args.out, [request.digest for request in requests]) as results:
-        before = len(results.done)
-        missing = [request for request in requests if request.index not in results.done]
-        reasons, tokens = _generate(args, directory, missing, results) if missing else ({}, 0)
+    requests = read(args.prompts, Sampling(**_options(args, directory)), model=model)
+    with Results(args.out, requests) as results:
+        before, missing = len(results.done), len(results.missing)
+        reasons, tokens = _generate(args, directory, results) if missing else ({}, 0)
     summary = {
         "out": str(args.out),
         "prompts": len(requests),
         "skipped": before,
-        "written": len(missing),
+        "written": missing,
         "tokens": tokens,
         "finish_reasons": reasons,
         "seconds": time.monotonic() - begun_s,
@@ -208,7 +211,7 @@ def _write(args: argparse.Namespace) -> int:
     else:
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         print(
-            f"Wrote {len(missing)} results to {args.out}, {before} were there: {tokens:,} tokens"
+            f"Wrote {missing} results to {args.out}, {before} were there: {tokens:,} tokens"
             + (f" ({ends})" if ends else "")
         )
     if errors := reasons.get("error", 0):
@@ -217,19 +220,20 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def _generate(
-    args: argparse.Namespace, directory: Path, requests: "list[Request]", results: "Results"
+    args: argparse.Namespace, directory: Path, results: "Results"
 ) -> tuple[dict[str, int], int]:
-    """Appends the results of these requests. Returns their ends and the number of new tokens."""
+    """Appends what is missing. Returns the ends of the results and the number of new tokens."""
     from dovetail_data import Pretrained
-    from dovetail_stack import prompts
+    from dovetail_infer import batch
+    from dovetail_stack.prompts import encode
     from dovetail_stack.recipes.dialogue import template_of, turn_ends
     from dovetail_stack.recipes.engine import end_ids, engine, load
 
-    dialogue = Dialogue(template=args.template, date=args.date)
+    dialogue, requests = Dialogue(template=args.template, date=args.date), results.missing
     tokenizer, decoder = Pretrained(directory), load(directory)
     config = decoder.config
     sizes = {"max_length": config.kv_length, "vocab_size": config.vocab_size}
-    ids = prompts.encode(requests, tokenizer, directory, dialogue=dialogue, **sizes)
+    ids = encode(requests, tokenizer, directory, dialogue=dialogue, **sizes)
     ends = end_ids(directory, config.vocab_size)
     if args.template:
         turns = turn_ends(template_of(directory, dialogue), tokenizer)
@@ -248,11 +252,10 @@ def _generate(
         ) as opened,
         tqdm(desc="generate", total=len(requests) + before, initial=before, unit="prompt") as bar,
     ):
-        for window in prompts.generated(opened.generate, requests, ids):
-            results.write({r.index: {**r.source, **prompts.described(c)} for r, c in window})
-            reasons.update(c.finish_reason for _, c in window)
-            tokens += sum(len(c.tokens) for _, c in window)
+        for pairs in batch.generate(opened, results, prompts=ids):
+            reasons.update(completion.finish_reason for _, completion in pairs)
+            tokens += sum(len(completion.tokens) for _, completion in pairs)
             rate = tokens / max(time.monotonic() - begun_s, 1e-9)
             bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-            bar.update(len(window))
+            bar.update(len(pairs))
     return dict(reasons), tokens

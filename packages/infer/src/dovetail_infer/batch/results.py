@@ -1,11 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The file of results of `dovetail generate --prompts`, to which a resumed command appends.
+"""A file of results, to which a resumed run appends.
 
-Each line has the index and the digest of its request, so a resumed command knows what is missing,
-and notices other prompts, options or weights. A killed writer may leave the beginning of a line at
-the end; the next one cuts it off.
+Each line has the index and the digest of its request, so a resumed run knows what is missing, and
+notices other prompts, options or weights. A killed writer may leave the beginning of a line at the
+end; the next one cuts it off.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -13,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail_models._durable import sync
-from dovetail_stack.prompts import RefusedError
+from dovetail_infer.batch.requests import RefusedError, Request
 
 INDEX, DIGEST = "index", "digest"
 _OPENING = f'{{"{INDEX}": '.encode()  # how each line begins
@@ -26,26 +27,36 @@ class Results:
     One process at a time may hold the file.
 
     Args:
-        file: The file. It may exist, with results of the same requests.
-        digests: Digest of each request, by index.
+        out: The file. It may exist, with results of the same requests.
+        requests: All requests, from `read`.
 
     Attributes:
+        requests: All requests.
         done: Indices with a result.
 
     Raises:
         RefusedError: The file has something else, or another process writes to it.
     """
 
-    def __init__(self, file: Path, digests: Sequence[str]) -> None:
-        self._file, self._digests = file, digests
+    def __init__(self, out: str | Path, requests: Sequence[Request]) -> None:
+        self._file, self.requests = Path(out), requests
         self.done: set[int] = set()
 
-    def __enter__(self) -> "Results":
+    @property
+    def missing(self) -> list[Request]:
+        """The requests without a result, in their order."""
+        return [request for request in self.requests if request.index not in self.done]
+
+    def __enter__(self) -> Results:
         self._opened = self._file.open("ab+", buffering=0)
         try:
             self._lock()
             self._opened.truncate(self._check())
-            sync(self._file.parent)
+            folder = os.open(self._file.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the name of a new file is data of its directory
+            finally:
+                os.close(folder)
         except BaseException:
             self._opened.close()
             raise
@@ -64,12 +75,12 @@ class Results:
         except BlockingIOError as error:
             raise RefusedError(
                 f"a file of results must have one writer, got {str(self._file)!r}, to which "
-                "another process writes: wait for it, or name another --out"
+                "another process writes: wait for it, or name another out="
             ) from error
 
     def _check(self) -> int:
         """Fills `done`, and returns the number of bytes in whole lines."""
-        end = 0
+        self.done, end = set(), 0
         with self._file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.endswith(b"\n"):
@@ -80,7 +91,7 @@ class Results:
                     raise RefusedError(
                         "a file of results must have results of the same prompts, options and "
                         f"weights alone, got {fault} in line {number} of {str(self._file)!r}: name "
-                        "another --out, or delete the line"
+                        "another out=, or delete the line"
                     )
         return end
 
@@ -91,11 +102,11 @@ class Results:
             index, digest = result[INDEX], result[DIGEST]
         except (ValueError, TypeError, KeyError):
             return "no result"
-        if index not in range(len(self._digests)):
-            return f"index={index} for {len(self._digests)} prompts"
+        if index not in range(len(self.requests)):
+            return f"index={index} for {len(self.requests)} prompts"
         if index in self.done:
             return f"a second result of index={index}"
-        if digest != self._digests[index]:
+        if digest != self.requests[index].digest:
             return f"a result of index={index} for another prompt, other options or weights"
         self.done.add(index)
         return ""
@@ -107,7 +118,7 @@ class Results:
         """
         content = b""
         for index, values in results.items():
-            line = {INDEX: index, **values, DIGEST: self._digests[index]}
+            line = {INDEX: index, **values, DIGEST: self.requests[index].digest}
             content += json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         end = os.fstat(self._opened.fileno()).st_size
         try:

@@ -7,17 +7,17 @@ import os
 
 import pytest
 
-from dovetail_stack.prompts import RefusedError
-from dovetail_stack.results import Results
+from dovetail_infer import Sampling
+from dovetail_infer.batch import RefusedError, Request, Results
 
-DIGESTS = [f"d{i}" for i in range(7)]
+REQUESTS = [Request(index=i, source={}, sampling=Sampling(), digest=f"d{i}") for i in range(7)]
 VALUES = [{"prompt": "aé😀\n"[i % 4], "tokens": list(range(i))} for i in range(7)]
 
 
-def fill(file, digests=DIGESTS):
+def fill(file):
     """Writes what is missing, two results at a time."""
-    with Results(file, digests) as results:
-        missing = [i for i in range(len(digests)) if i not in results.done]
+    with Results(file, REQUESTS) as results:
+        missing = [request.index for request in results.missing]
         for start in range(0, len(missing), 2):
             results.write({i: VALUES[i] for i in missing[start : start + 2]})
     return missing
@@ -69,18 +69,20 @@ def test_a_deleted_line_is_written_again(tmp_path):
 def test_another_file_is_refused_and_stays_as_it_is(tmp_path, content, message):
     file = tmp_path / "out.jsonl"
     file.write_text(content)
-    with pytest.raises(RefusedError, match=message) as refused, Results(file, DIGESTS):
+    with pytest.raises(RefusedError, match=message) as refused, Results(file, REQUESTS):
         pytest.fail("it was taken")
     assert "results of the same prompts, options and weights alone" in str(refused.value)
-    assert "name another --out, or delete the line" in str(refused.value)
+    assert "name another out=, or delete the line" in str(refused.value)
     assert refused.value.exit_code == 3
     assert file.read_text() == content
 
 
 def test_a_second_writer_is_refused(tmp_path):
     file = tmp_path / "out.jsonl"
-    with Results(file, DIGESTS) as results:
-        with pytest.raises(RefusedError, match=r"must have one writer, got .*: wait for"):
+    with Results(file, REQUESTS) as results:
+        with pytest.raises(
+            RefusedError, match=r"must have one writer, got .*: wait for .* another out="
+        ):
             fill(file)
         results.write({0: VALUES[0]})
     assert fill(file) == list(range(1, 7))
@@ -88,7 +90,7 @@ def test_a_second_writer_is_refused(tmp_path):
 
 def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     file = tmp_path / "out.jsonl"
-    with Results(file, DIGESTS) as results:
+    with Results(file, REQUESTS) as results:
         results.write({0: VALUES[0]})
         whole = file.read_bytes()
 

@@ -21,7 +21,6 @@ import dovetail_optim as optim
 import dovetail_quant as quant
 import dovetail_train as train
 from dovetail_checkpoint.layout.rules import only
-from dovetail_stack.recipes import quantization
 
 PACKAGES = ("checkpoint", "models", "optim", "quant", "train")
 MODULES = [importlib.import_module(f"dovetail_{name}._patterns") for name in PACKAGES]
@@ -158,8 +157,8 @@ def by_quant_sites(pattern, model, params):
     return set(quant.sites(model, where=pattern))
 
 
-def by_stack_skip(pattern, model, params):
-    chosen = quantization.choose(model, bits=8, also=["embed", "lm_head"], skip=[pattern])
+def by_quant_skip(pattern, model, params):
+    chosen = quant.plan_bits(model, bits=8, also=["embed", "lm_head"], skip=[pattern])
     return {path for path, why in chosen.left_alone.items() if why == "as its rule says"}
 
 
@@ -217,10 +216,10 @@ def test_every_place_takes_the_same_patterns(place, model, params):
     chosen = {}
     for pattern in GOOD:
         # The rest rule of a route would be the first for nothing, a plan without sites is refused.
-        if GOOD[pattern] == SITES and place in ("optim_route", "stack_skip"):
+        if GOOD[pattern] == SITES and place in ("optim_route", "quant_skip"):
             continue
         # A plan quantizes embedding and head by name, and refuses a rule that matches them alone.
-        if pattern == "*" and place in ("quant_plan", "stack_skip"):
+        if pattern == "*" and place in ("quant_plan", "quant_skip"):
             continue
         chosen[pattern] = PLACES[place](pattern, model, params)
     assert chosen == {pattern: GOOD[pattern] for pattern in chosen}

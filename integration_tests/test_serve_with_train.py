@@ -19,10 +19,9 @@ from flax import nnx
 
 import dovetail_models as models
 from dovetail_checkpoint import DamageError, Store
-from dovetail_serve import Server, Tensor, load
+from dovetail_serve import Server, load
 from dovetail_stack import cli
-from dovetail_stack.recipes.bundle import bundle_run
-from dovetail_stack.recipes.servable import Servable, servable
+from dovetail_stack.recipes.bundle_run import bundle_run
 from dovetail_train import Trainer
 
 # TensorStore may answer after Orbax gave up on a damaged step, even during the next test.
@@ -82,7 +81,6 @@ def serve(model):
     return Servable(
         module=model,
         call=lambda model, *, x: {"logits": model(x)},
-        inputs={"x": Tensor(("batch", INPUTS), "float32")},
         example={"x": x},
     )
 

@@ -43,9 +43,9 @@ from flax import nnx
 from sklearn.datasets import load_digits
 
 from dovetail_checkpoint import Store
-from dovetail_serve import IntegrityError, Tensor, load, verify
-from dovetail_stack.recipes.bundle import bundle_run
-from dovetail_stack.recipes.servable import Servable
+from dovetail_models import Servable
+from dovetail_serve import IntegrityError, load, verify
+from dovetail_stack.recipes.bundle_run import bundle_run
 from dovetail_train import Trainer
 
 plt.style.use("tableau-colorblind10")  # colours that everybody tells apart
@@ -101,7 +101,7 @@ with Store(work / "digits") as store:
 # ## Bundles
 #
 # `bundle_run` verifies a step of the run, exports the function for three batch sizes, and writes a
-# directory with programs, weights and digests. `Servable` names the inputs and outputs. Version 1
+# directory with programs, weights and digests. `Servable` has the call of the model. Version 1
 # comes from step 20, version 2 from step 120.
 
 
@@ -110,7 +110,6 @@ def servable(model):
     return Servable(
         module=model,
         call=lambda model, *, image: {"logits": model(image)},
-        inputs={"image": Tensor(("batch", 8, 8), "float32")},
         example={"image": test_images[:3]},
     )
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import gc
+import hashlib
 import shutil
 
 import numpy as np
@@ -8,7 +9,8 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 from safetensors.numpy import save_file
 
-from dovetail_checkpoint import Store, export_safetensors, verify
+from dovetail_checkpoint import DamageError, Store, export_safetensors, verified_digest, verify
+from dovetail_checkpoint.proof import checksums
 
 # Orbax leaves tasks behind when a load fails.
 pytestmark = [
@@ -138,3 +140,28 @@ def test_nothing_is_refused(tmp_path):
         ValueError, match=r"must be a committed step, got .*, which holds none; give"
     ):
         verify(tmp_path)
+
+
+def test_the_digest_of_a_step_is_that_of_its_checksums(tmp_path):
+    with Store(tmp_path / "run") as store:
+        store.save(3, model={"w": np.arange(9.0)})
+    step = tmp_path / "run" / "3"
+    wanted = hashlib.sha256((step / "SHA256SUMS").read_bytes()).hexdigest()
+    assert verified_digest(step) == f"sha256:{wanted}"
+    file = max((f for f in step.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamageError, match="got damage in"):
+        verified_digest(step)
+
+
+def test_a_step_of_plain_orbax_is_refused(tmp_path):
+    """Its files may have checksums, but nobody wrote down what its arrays are."""
+    step = tmp_path / "12"
+    ocp.save_checkpointables(str(step), {"params": {"w": np.ones(3)}})
+    with pytest.raises(ValueError, match=r"must have checksums, got '.*12' without SHA256SUMS: sa"):
+        verified_digest(step)
+    checksums.write(step)
+    with pytest.raises(
+        ValueError, match=r"must be verified by its digests, got step 12 is readabl"
+    ):
+        verified_digest(step)

@@ -27,6 +27,16 @@ def test_the_first_rule_that_matches_the_whole_path_decides():
     assert chosen.left_alone == {}
 
 
+def test_a_rule_may_be_a_function_of_the_site():
+    def halves(site):
+        return Spec(weight="int4", group=site.axes.sizes[1] // 2)
+
+    chosen = plan(model(), [("layers.2", None), ("**", halves)])
+    assert chosen.specs == {"layers.0": Spec(weight="int4", group=12)}
+    assert not chosen.calibrates
+    assert plan(model(), [("**", Spec(method="gptq"))]).calibrates
+
+
 def test_what_is_left_alone_says_why():
     chosen = plan(model(), [("layers.0", None), ("**", INT4)])
     assert chosen.left_alone == {"layers.0": "as its rule says"}

@@ -14,11 +14,12 @@ from flax import nnx
 
 import dovetail_models as models
 from dovetail_checkpoint import Store
+from dovetail_models.model import servable
 from dovetail_serve import load
 from dovetail_serve.types import PLATFORMS
 from dovetail_stack import cli, settings
 from dovetail_stack.commands import bundle as command
-from dovetail_stack.recipes import bundle, servable
+from dovetail_stack.recipes import bundle
 from dovetail_stack.settings import RECIPES
 
 

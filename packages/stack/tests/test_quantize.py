@@ -16,7 +16,7 @@ from flax import nnx
 import dovetail_quant
 from dovetail_data import Pretrained, train_bpe
 from dovetail_models import cast, gpt2, init, llama, load, save
-from dovetail_stack import cli
+from dovetail_stack import cli, quantized_directory
 from dovetail_stack.recipes import quantization
 from dovetail_stack.recipes.engine import end_ids
 
@@ -81,13 +81,13 @@ def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     model = load(directory)
     rules = [("**", dovetail_quant.Spec(weight="int8"))]
     want = dovetail_quant.apply(model, dovetail_quant.plan(model, rules))
-    np.testing.assert_array_equal(logits(quantization.load(out)), logits(want))
+    np.testing.assert_array_equal(logits(quantized_directory.load(out)), logits(want))
 
 
 @pytest.mark.thorough("a run of the command")
 @pytest.mark.capability("quantizing a directory by the command")
 def test_the_directory_holds_the_model_that_was_measured(gptq, directory):
-    found, model = quantization.load(gptq), load(directory)
+    found, model = quantized_directory.load(gptq), load(directory)
     report = json.loads((gptq / "report.json").read_text())
     specs = report["plan"]["specs"]
     assert {spec["method"] for spec in specs.values()} == {"gptq"}
@@ -114,7 +114,7 @@ def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, forward,
     assert len(rows.calibration) == len(rows.held_out) == 2  # of eight rows
     seen = {row.tobytes() for batch in rows.calibration for row in batch["tokens"]}
     assert not seen & {row.tobytes() for batch in rows.held_out for row in batch["tokens"]}
-    model, quantized = load(directory), quantization.load(gptq)
+    model, quantized = load(directory), quantized_directory.load(gptq)
     # The loss once more, by NumPy in float64.
     total = count = 0.0
     for batch in rows.held_out:
@@ -131,7 +131,7 @@ def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, forward,
     assert np.abs(logits(model) - logits(quantized)).max() > 1e-3
     # Calibrated: every site is nearer than by rounding, but for noise on rows it did not see.
     options = {"group": 16, "method": "absmax", "skip": ["**.mlp.down"], "also": ["embed"]}
-    rounded = quantization.choose(model, bits=4, **options)
+    rounded = dovetail_quant.plan_bits(model, bits=4, **options)
     plain = dovetail_quant.report(model, dovetail_quant.apply(model, rounded), rows.held_out)
     errors = [
         (found["error"], plain.sites[path].error)
@@ -141,20 +141,6 @@ def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, forward,
     told = (gptq / "report.txt").read_text()
     assert "a byte of text" in told
     assert "left alone: layers.0.mlp.down  as its rule says" in told
-
-
-def test_no_more_files_are_read_than_the_rows_need(tmp_path):
-    files = [tmp_path / f"{i}.txt" for i in range(20)]
-    for i, file in enumerate(files):
-        file.write_text("x" * (i + 1))
-    for size in (1, 50, 209, 210, 1000):
-        chosen = quantization._enough(files, size)
-        sizes = [file.stat().st_size for file in chosen]
-        assert chosen == sorted(chosen)
-        assert sum(sizes) >= min(size, 210)  # of 1 + 2 + ... + 20
-        # The last that was drawn was needed: without it, at most the largest, there was too little.
-        assert sum(sizes) - max(sizes) < size
-    assert quantization._enough(files, 50) != files[: len(quantization._enough(files, 50))]
 
 
 @pytest.mark.thorough
@@ -174,21 +160,21 @@ def test_other_dtypes_come_back(directory, forward, tmp_path):
     config = gpt2(vocab_size=20, embed=16, depth=1, heads=2, mlp=16, max_length=8)
     model = cast(init(config, seed=0), jnp.bfloat16)
     model.norm.scale.set_value(model.norm.scale[...].astype(jnp.float32))
-    plan = quantization.choose(model, bits=4, group=8, method="absmax", also=["embed"])
+    plan = dovetail_quant.plan_bits(model, bits=4, group=8, method="absmax", also=["embed"])
     assert "positions" in plan.left_alone
     quantized, starved = quantization.quantize(model, plan, None)
     receipt = quantization.measure(model, quantized, plan, None, starved=starved)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
-    quantization.save(quantized, receipt, tmp_path / "out", like=tmp_path)
+    quantized_directory.save(quantized, receipt, tmp_path / "out", like=tmp_path)
     assert end_ids(tmp_path / "out", 20) == (1, 5)  # though there is no tokenizer
-    found = quantization.load(tmp_path / "out")
+    found = quantized_directory.load(tmp_path / "out")
     assert found.norm.scale.dtype == jnp.float32
     tokens = TOKENS[:, :8] % 20
     np.testing.assert_array_equal(forward(found, tokens), forward(quantized, tokens))
     model.embed.embedding.set_value(model.embed.embedding[...].astype(jnp.float32))
     mixed = quantization.quantize(model, plan, None)[0]
     with pytest.raises(ValueError, match="one dtype, got bfloat16, float32: cast it first"):
-        quantization.save(mixed, receipt, tmp_path / "mixed", like=tmp_path)
+        quantized_directory.save(mixed, receipt, tmp_path / "mixed", like=tmp_path)
     assert not (tmp_path / "mixed").exists()
 
 
@@ -265,24 +251,11 @@ def test_an_interrupted_write_leaves_nothing(directory, tmp_path, capsys, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_four_bits_take_the_largest_group_that_divides_each_matrix():
-    sizes = {"vocab_size": 64, "embed": 96, "depth": 1, "heads": 2, "kv_heads": 1}
-    model = nnx.eval_shape(lambda: init(llama(**sizes, mlp=256), seed=0))
-    specs = quantization.choose(model, bits=4, method="absmax").specs
-    assert specs["layers.0.attn.q"].group == 32  # of 96 inputs
-    assert specs["layers.0.mlp.down"].group == 128  # of 256
-    assert {spec.group for spec in quantization.choose(model, bits=8).specs.values()} == {None}
-    assert not {"embed", "lm_head"} & specs.keys()
-    every = quantization.choose(model, bits=4, method="absmax", also=["{embed,lm_head}"])
-    assert every.specs.keys() - specs.keys() == {"embed", "lm_head"}
-    given = quantization.choose(model, bits=4, group=48, skip=["**.down"]).specs
-    assert {spec.group for spec in given.values()} == {48}
-
-
-def test_inputs_that_no_group_divides_are_refused_with_the_options_to_type():
-    sizes = {"vocab_size": 64, "embed": 24, "depth": 1, "heads": 2, "kv_heads": 1}
-    model = nnx.eval_shape(lambda: init(llama(**sizes, mlp=32), seed=0))
-    with pytest.raises(ValueError, match="share a scale among 16 inputs or more") as error:
-        quantization.choose(model, bits=4)
-    assert "'layers.0.attn.k' has 24" in str(error.value)
-    assert "name its --group, or leave it float with --float layers.0.attn.k" in str(error.value)
+def test_inputs_that_no_group_divides_are_refused_with_the_options_to_type(tmp_path, capsys):
+    config = llama(vocab_size=64, embed=24, depth=1, heads=2, kv_heads=1, mlp=32)
+    save(init(config, seed=0), tmp_path / "hf")
+    line = ["quantize", str(tmp_path / "hf"), "--out", str(tmp_path / "out"), "--bits", "4"]
+    assert cli.main(line) == 2
+    error = capsys.readouterr().err
+    assert "share a scale among 16 inputs or more, and 'layers.0.attn.k' has 24" in error
+    assert "name its --group, or leave it float with --float layers.0.attn.k\n" in error

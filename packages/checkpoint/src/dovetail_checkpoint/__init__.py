@@ -11,7 +11,7 @@
     (10, Array([0., 1., 2.], dtype=float32))
 
 - Runs: `Store`, `WithoutFrozen`, `Retention`, `Best`, `rewind`
-- Verification: `verify`, `digest`
+- Verification: `verify`, `verified_digest`, `digest`
 - Loading into another layout: `load`, `explain`; conversion: `export_safetensors`, `convert`
 - Rules: `rename`, `stack`, `unstack`, `split`, `fuse`, `transpose`, `cast`, `drop`, `only`,
   `keep_init`
@@ -45,7 +45,7 @@ from dovetail_checkpoint.paths.diff import Change, Diff, diff
 from dovetail_checkpoint.paths.export import export_safetensors
 from dovetail_checkpoint.paths.loading import explain, load
 from dovetail_checkpoint.paths.metadata import Checkpoint, Run, inspect
-from dovetail_checkpoint.paths.verifying import verify
+from dovetail_checkpoint.paths.verifying import verified_digest, verify
 from dovetail_checkpoint.proof.digest import digest
 from dovetail_checkpoint.proof.report import DamageError, IntegrityReport, Problem, StepReport
 from dovetail_checkpoint.run.frozen import WithoutFrozen
@@ -65,6 +65,7 @@ __all__ = [  # noqa: RUF022, by topic
     "rewind",
     # Verification
     "verify",
+    "verified_digest",
     "IntegrityReport",
     "StepReport",
     "Problem",

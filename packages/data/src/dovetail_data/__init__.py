@@ -17,6 +17,7 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
   `hf_directory`, `tfds`. `select_text` finds the files of text in a directory.
 - Splits into train and held-out: `hold_out` of a source, `hold_out_files`.
+- A sample of files: `draw_files`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Contrast`,
   `Image`.
 - A model with fewer ids than its tokenizer: `within`, `check_ends`, `foreign_id`.
@@ -68,7 +69,7 @@ from dovetail_data.sources import (
     text,
     tfds,
 )
-from dovetail_data.sources.text import TextSelection, hold_out_files, select_text
+from dovetail_data.sources.text import TextSelection, draw_files, hold_out_files, select_text
 from dovetail_data.tokenizing.template import Rendered, Template
 from dovetail_data.tokenizing.token_bytes import token_bytes, vocabulary_bytes
 from dovetail_data.tokenizing.tokenizer import (
@@ -95,6 +96,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "TextSelection",
     "hold_out",
     "hold_out_files",
+    "draw_files",
     "Source",
     "Part",
     "Corrupt",

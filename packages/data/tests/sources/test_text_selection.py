@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from dovetail_data import hold_out_files, select_text
+from dovetail_data import draw_files, hold_out_files, select_text
 
 
 @pytest.fixture
@@ -84,3 +84,17 @@ def test_two_files_are_one_each_and_one_is_refused(tmp_path):
         hold_out_files([tmp_path / "a"], root=tmp_path, share=0.5)
     with pytest.raises(ValueError, match=r"between 0 and 1: got share=1\.5\. Pass"):
         hold_out_files([tmp_path / "a", tmp_path / "b"], root=tmp_path, share=1.5)
+
+
+def test_no_more_files_are_drawn_than_hold_the_bytes(tmp_path):
+    files = [tmp_path / f"{i}.txt" for i in range(20)]
+    for i, file in enumerate(files):
+        file.write_text("x" * (i + 1))
+    for size in (1, 50, 209, 210, 1000):
+        chosen = draw_files(files, size_bytes=size)
+        sizes = [file.stat().st_size for file in chosen]
+        assert chosen == sorted(chosen)
+        assert sum(sizes) >= min(size, 210)  # of 1 + 2 + ... + 20
+        # The last that was drawn was needed: without it, at most the largest, there was too little.
+        assert sum(sizes) - max(sizes) < size
+    assert draw_files(files, size_bytes=50) != files[: len(draw_files(files, size_bytes=50))]

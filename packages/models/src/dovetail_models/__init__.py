@@ -23,6 +23,7 @@
   `resize_vocab`, `untie`
 - Balance of experts: `track_load`, `record_load`, `update_selection_bias`
 - Operations: `attention`, `dense_kv`, `pool`
+- Calls as a server runs them, row by row: `servable`
 - Sharding: `shardings`, `RULES`
 - Recomputation: `Remat`, for `model.configure(remat=)`
 - Configurations of your own: `Config`, `Layer`, `Attention`, `LatentAttention`, `Mlp`, `Experts`,
@@ -88,6 +89,7 @@ from dovetail_models.model.encoder import TextEncoder
 from dovetail_models.model.pool import pool
 from dovetail_models.model.reference import attention, dense_kv
 from dovetail_models.model.run import Remat
+from dovetail_models.model.servable import Servable, servable
 from dovetail_models.model.vision import DualEncoder, VisionEncoder
 from dovetail_models.placing.shard import RULES, shardings
 from dovetail_models.surgery import lora
@@ -190,6 +192,9 @@ __all__ = [  # noqa: RUF022, by topic
     "attention",
     "dense_kv",
     "pool",
+    # Serving
+    "servable",
+    "Servable",
     # Sharding
     "shardings",
     "RULES",

@@ -11,10 +11,10 @@
     >>> report(model, quantized, [x], run=lambda m, x: m(x)).bytes_after
     2304
 
-- Sites and plans: `Spec`, `sites`, `plan`, `from_qwix`
+- Sites and plans: `Spec`, `sites`, `plan`, `plan_bits`, `largest_group`, `from_qwix`
 - Calibration: `calibrate` (GPTQ, AWQ, SmoothQuant), with `run_decoder` as the default call
 - Quantized models: `apply`, `explain`, `save`, `load`, `requantize`
-- Measuring and searching: `report`, `search`
+- Measuring and searching: `report`, `receipt`, `search`
 - Training: `qat` or `qt`, then `freeze`; adapters by `qlora.insert`, `remove` and `merge`
 - Keys and values of attention: `Int8`
 
@@ -31,11 +31,13 @@ from dovetail_quant.codes.kv import Int8, KVCodec
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.files import load, save
 from dovetail_quant.reports.explain import Explanation, explain
+from dovetail_quant.reports.receipt import Receipt, receipt
 from dovetail_quant.reports.report import Report, SiteReport, report
 from dovetail_quant.reports.search import Option, Search, search
 from dovetail_quant.sites.apply import apply
 from dovetail_quant.sites.calibration import Calibrated, Calibration
 from dovetail_quant.sites.plan import Plan, plan
+from dovetail_quant.sites.plan_bits import largest_group, plan_bits
 from dovetail_quant.sites.requantize import requantize
 from dovetail_quant.sites.sites import Site, sites
 from dovetail_quant.training import qlora
@@ -50,6 +52,8 @@ __all__ = [  # noqa: RUF022, by topic
     "Site",
     "plan",
     "Plan",
+    "plan_bits",
+    "largest_group",
     "from_qwix",
     # Calibration
     "calibrate",
@@ -67,6 +71,8 @@ __all__ = [  # noqa: RUF022, by topic
     "report",
     "Report",
     "SiteReport",
+    "receipt",
+    "Receipt",
     "search",
     "Search",
     "Option",

@@ -9,12 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_serve import Tensor
-from dovetail_serve.exporting.example import check_example, run_example
+from dovetail_serve.exporting.example import check_example, inputs_of, run_example
 
 INPUTS = {"x": Tensor(("batch", 3), "float32"), "n": Tensor(("batch",), "int32")}
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(5, 3)).astype("float32")
 N = GENERATOR.integers(0, 9, 5, dtype="int32")
+
+
+def test_inputs_are_those_of_the_example_for_any_number_of_rows():
+    assert inputs_of({"x": X, "n": jnp.asarray(N)}) == INPUTS
+    with pytest.raises(TypeError, match=r"must hold arrays, got 'n' of type list; write np"):
+        inputs_of({"x": X, "n": [1, 2]})
+    with pytest.raises(ValueError, match=r"axis of rows, got 'n' of shape=\(\); .* write inputs="):
+        inputs_of({"n": np.zeros(())})
 
 
 def test_returns_arrays_in_the_order_of_the_inputs():

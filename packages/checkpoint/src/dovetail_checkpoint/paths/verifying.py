@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Full verification of a path, a group of leaves at a time."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,47 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
     return IntegrityReport(
         steps=tuple(stayed), problems=tuple(problems), files=len(read), bytes=sum(read)
     )
+
+
+@_elsewhere.verify
+def verified_digest(path: str | Path) -> str:
+    """Returns the digest of a step, "sha256:" and 64 digits, after verifying all of it.
+
+    It is the SHA-256 digest of `SHA256SUMS`, which has one of every file of the step: store it with
+    what is made of the step, and `sha256sum` alone can follow it to the files.
+
+    Args:
+        path: The step, `RUN/STEP`.
+
+    Raises:
+        DamageError: A file or an array differs from its digest.
+        ValueError: There is no checkpoint at `path`, or one without digests.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, verified_digest
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"w": jnp.ones(3)})
+        >>> len(verified_digest("run/10"))
+        71
+    """
+    step = Path(path)
+    if not checksums.exists(step):
+        raise ValueError(
+            f"a step must have checksums, got {str(step)!r} without {checksums.SHA256SUMS}: save "
+            "it with Store(checksums=True), or wait until the run has written them"
+        )
+    digest = hashlib.sha256((step / checksums.SHA256SUMS).read_bytes()).hexdigest()
+    (report,) = verify(step).steps
+    if report.problems:
+        raise DamageError(step, report.problems)
+    if not report.verified:
+        raise ValueError(
+            f"a step must be verified by its digests, got {report}: save it with "
+            "dovetail_checkpoint.Store"
+        )
+    return f"sha256:{digest}"
 
 
 def _step(

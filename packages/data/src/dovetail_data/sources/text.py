@@ -8,6 +8,8 @@ The split depends only on the paths below the directory, so a new file moves no 
 import codecs
 import dataclasses
 import hashlib
+import itertools
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -241,6 +243,32 @@ def hold_out_files(
     elif len(held) == len(paths):
         held.remove(max(paths, key=numbers.__getitem__))
     return sorted(set(paths) - held), sorted(held)
+
+
+@_elsewhere.call
+def draw_files(files: Sequence[str | Path], *, size_bytes: int, seed: int = 0) -> list[Path]:
+    """Draws files at random until they hold `size_bytes`, for a sample of a large text.
+
+    Args:
+        files: Files to draw from. All of them are drawn if they hold less.
+        size_bytes: Least bytes of all drawn files, as they are stored.
+        seed: Seed of the draw.
+
+    Returns:
+        The drawn files, sorted.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> files = [Path(f"{n}.txt") for n in range(9)]
+        >>> _ = [file.write_text("To be") for file in files]
+        >>> len(draw_files(files, size_bytes=11))
+        3
+    """
+    drawn = random.Random(seed).sample(list(map(Path, files)), len(files))
+    sums = itertools.accumulate(file.stat().st_size for file in drawn)
+    count = next((i for i, total in enumerate(sums, start=1) if total >= size_bytes), len(drawn))
+    return sorted(drawn[:count])
 
 
 def fraction_of(content: bytes) -> float:

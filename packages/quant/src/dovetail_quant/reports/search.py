@@ -208,9 +208,7 @@ def _calibrated(
     model: nnx.Module, plan: Plan, batches: Sequence[Any], run: RunModel, **options: Any
 ) -> Calibration | None:
     """Returns the plan's calibration, or None if no method of it needs one."""
-    if all(spec.method == "absmax" for spec in plan.specs.values()):
-        return None
-    return calibrate(model, plan, batches, run=run, **options)
+    return calibrate(model, plan, batches, run=run, **options) if plan.calibrates else None
 
 
 def _priced(

@@ -3,7 +3,7 @@
 """Rules by path that assign a spec to each site, before anything is computed."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -13,7 +13,7 @@ from dovetail_quant._patterns import Patterns, matches, select
 from dovetail_quant.codes.spec import Spec
 from dovetail_quant.sites.sites import Site, selects, sites
 
-Rule = tuple[Patterns, Spec | None]
+Rule = tuple[Patterns, Spec | Callable[[Site], Spec] | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,11 @@ class Plan:
 
     specs: Mapping[str, Spec]
     left_alone: Mapping[str, str]
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a method needs calibration."""
+        return any(spec.method != "absmax" for spec in self.specs.values())
 
     def to_json(self) -> dict[str, Any]:
         """Returns numbers, strings and dicts alone, for `Plan.from_json`."""
@@ -58,8 +63,9 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
 
     Args:
         model: The model. It may be abstract (`nnx.eval_shape`).
-        rules: Pairs of a pattern, or several, and a spec, or None for no quantization. Patterns are
-            globs over paths, `layers.*.attn.{q,k}`: `*` within a segment, `**` for any number.
+        rules: Pairs of a pattern, or several, and a spec, a function from a `Site` to its spec, or
+            None for no quantization. Patterns are globs over paths, `layers.*.attn.{q,k}`: `*`
+            within a segment, `**` for any number.
 
     Returns:
         The plan. Print it to read it as a table.
@@ -86,12 +92,13 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
     for path, site in by_path.items():
         i = next((i for i, (p, _) in enumerate(rules) if selects(p, site)), None)
         used.add(i)
-        spec = None if i is None else rules[i][1]
+        rule = None if i is None else rules[i][1]
         if site.left_alone is not None:
             left_alone[path] = site.left_alone
-        elif spec is None:
+        elif rule is None:
             left_alone[path] = _no_rule(site, rules) if i is None else "as its rule says"
         else:
+            spec = rule if isinstance(rule, Spec) else rule(site)
             check_group(site, spec)
             specs[path] = spec
     _check_used(rules, used, by_path)

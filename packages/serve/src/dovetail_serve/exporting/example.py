@@ -9,7 +9,25 @@ import jax
 import numpy as np
 
 from dovetail_serve.exporting.runner import Run
-from dovetail_serve.types import Tensor, numpy_dtype
+from dovetail_serve.types import BATCH, Tensor, numpy_dtype
+
+
+def inputs_of(example: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the inputs of an example whose arrays have any number of rows.
+
+    Raises TypeError if a value is not an array, and ValueError if one has no axis of rows.
+    """
+    inputs = {}
+    for name, array in example.items():
+        if not isinstance(array, np.ndarray | jax.Array):
+            raise _no_array(name, array, "float32")
+        if not array.ndim:
+            raise ValueError(
+                f"arrays of an example without inputs= must have an axis of rows, got {name!r} of "
+                "shape=(); give it several rows along the first axis, or write inputs="
+            )
+        inputs[name] = Tensor((BATCH, *array.shape[1:]), array.dtype.name)
+    return inputs
 
 
 def check_example(
@@ -60,10 +78,7 @@ def check_example(
 
 def _check_array(name: str, tensor: Tensor, array: Any) -> None:
     if not isinstance(array, np.ndarray | jax.Array):
-        raise TypeError(
-            f"the example must hold arrays, got {name!r} of type {type(array).__name__}; write "
-            f"np.asarray(value, {tensor.dtype!r})"
-        )
+        raise _no_array(name, array, tensor.dtype)
     if array.dtype.name != tensor.dtype:
         raise ValueError(
             f"the example's {name!r} must have the dtype of the input, {tensor.dtype!r}, got "
@@ -78,6 +93,13 @@ def _check_array(name: str, tensor: Tensor, array: Any) -> None:
             else f"the example's {name!r} must have the shape of the input, {tensor.shape}, got "
             f"shape={array.shape}; give an array of that shape"
         )
+
+
+def _no_array(name: str, value: Any, dtype: str) -> TypeError:
+    return TypeError(
+        f"the example must hold arrays, got {name!r} of type {type(value).__name__}; write "
+        f"np.asarray(value, {dtype!r})"
+    )
 
 
 def run_example(

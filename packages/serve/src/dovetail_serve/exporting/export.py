@@ -14,7 +14,7 @@ from dovetail_serve import _elsewhere
 from dovetail_serve.bundle.tree import Flat, flatten
 from dovetail_serve.exporting.assets import read_assets
 from dovetail_serve.exporting.bundle import Bundle, host_digests
-from dovetail_serve.exporting.example import check_example, run_example
+from dovetail_serve.exporting.example import check_example, inputs_of, run_example
 from dovetail_serve.exporting.limits import LIMIT_S
 from dovetail_serve.exporting.options import (
     as_platforms,
@@ -42,7 +42,7 @@ def export(
     fn: Callable[..., Mapping[str, Any]],
     params: Any,
     *,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor] | None = None,
     example: Mapping[str, Array],
     platforms: Sequence[str | Platform] = ("cpu", "cuda", "tpu"),
     batch_sizes: Sequence[int] | None = None,
@@ -66,7 +66,8 @@ def export(
         params: Pytree of its weights: `nnx.State`, an Equinox module, a dictionary of arrays.
             Arrays sharded over a mesh of this process keep their shardings. If none is on a mesh,
             the bundle is for one device, and a mesh of `jax.set_mesh` does not count.
-        inputs: Tensors of the inputs by name. Either all or none have the axis "batch".
+        inputs: Tensors of the inputs by name. Either all or none have the axis "batch". Default:
+            those of the example, with "batch" for the first axis of each.
         example: Arrays of the inputs, with at least two rows. Its results are stored, and compared
             wherever the bundle is loaded. Give rows that differ, above all in inputs of integers:
             the runs take only values of the example and 0 for those.
@@ -101,14 +102,13 @@ def export(
     Example:
 
         >>> import numpy as np
-        >>> from dovetail_serve import Tensor
         >>> fn = lambda p, *, x: {"y": x @ p["w"]}
         >>> x = np.ones((3, 4), "float32")
-        >>> bundle = export(fn, {"w": x.T}, inputs={"x": Tensor(("batch", 4), "float32")},
-        ...                 example={"x": x}, batch_sizes=(1, 8))
+        >>> bundle = export(fn, {"w": x.T}, example={"x": x}, batch_sizes=(1, 8))
         >>> bundle.signature.outputs
         {'y': Tensor(shape=('batch', 3), dtype='float32')}
     """
+    inputs = inputs_of(example) if inputs is None else inputs
     check_inputs(inputs)
     batched = all(tensor.batched for tensor in inputs.values())
     sizes = check_batch_sizes(batch_sizes, batched=batched)

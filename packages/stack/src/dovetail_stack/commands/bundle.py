@@ -174,11 +174,10 @@ def _from_directory(args: argparse.Namespace, options: dict[str, Any]) -> None:
 
 def _from_run(args: argparse.Namespace, options: dict[str, Any]) -> None:
     """Exports a checkpoint; the shape of its model is that of the run's export."""
-    from dovetail_models import TextEncoder, abstract
+    from dovetail_models import TextEncoder, abstract, servable
     from dovetail_stack import settings
-    from dovetail_stack.recipes.bundle import bundle_run
+    from dovetail_stack.recipes.bundle_run import bundle_run
     from dovetail_stack.recipes.record_options import Tuning
-    from dovetail_stack.recipes.servable import servable
 
     if args.dtype is not None:
         raise ValueError(

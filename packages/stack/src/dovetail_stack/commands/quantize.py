@@ -21,6 +21,7 @@ from tqdm import tqdm
 from dovetail_stack._command import add_json
 from dovetail_stack.commands.arguments import add_model, add_new_directory, check_new
 from dovetail_stack.model_directory import locate, refuse_quantized
+from dovetail_stack.parsing import Parser
 from dovetail_stack.progress import Writing
 from dovetail_stack.recipes.options import PATTERN_HELP
 
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 LENGTH = 512  # tokens of a row, where the model is made for as many
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: Parser) -> None:
     """Declares the arguments."""
+    parser.words["skip"] = "--float"
     add_model(parser)
     add_new_directory(parser)
     parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="bits of a weight (8)")
@@ -77,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     """Reads, calibrates, measures and writes. Checks all options before it reads weights."""
     from dovetail_data import hold_out_files
     from dovetail_models import abstract, load
+    from dovetail_quant import plan_bits
+    from dovetail_stack import quantized_directory
     from dovetail_stack.recipes import quantization
     from dovetail_stack.recipes.text import select
 
@@ -85,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     check_new(args.out)
     outline = abstract(path)
     length = _length(args, outline.config.max_length)
-    plan = quantization.choose(
+    plan = plan_bits(
         outline,
         bits=args.bits,
         group=args.group,
@@ -104,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
         model = load(path)
         rows = None if args.text is None else _rows(args, path, model, Path(scratch), length)
         bar.update()
-        bar.set_description("calibrate" if quantization.calibrates(plan) else "round")
+        bar.set_description("calibrate" if plan.calibrates else "round")
         quantized, starved = quantization.quantize(model, plan, rows)
         bar.update()
         bar.set_description("measure")
         receipt = quantization.measure(model, quantized, plan, rows, starved=starved)
         bar.update()
         bar.set_description("write")
-        quantization.save(quantized, receipt, args.out, like=path)
+        quantized_directory.save(quantized, receipt, args.out, like=path)
         bar.update()
     if args.json:
         print(json.dumps({"out": str(args.out), **receipt.to_json()}, indent=2))

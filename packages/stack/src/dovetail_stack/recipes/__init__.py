@@ -18,8 +18,8 @@
 - `evaluation`: bits per byte of a corpus (data, models)
 - `engine`: an inference engine over a decoder or a directory (data, infer, kernels, models, quant)
 - `sampling`: samples during training (data, infer, models, train)
-- `quantization`: a decoder to a quantized one, with a report of its cost (data, models, quant)
+- `quantization`: a decoder to a quantized one, with a receipt of its cost (data, models, quant)
 - `products`: the kernels' product for quantized weights (kernels, quant)
-- `servable`: the call of a model as a server runs it (models, serve)
-- `bundle`: a directory or a training run to a bundle (checkpoint, models, quant, serve)
+- `bundle`: a directory to a bundle (models, quant, serve)
+- `bundle_run`: a step of a training run to a bundle (checkpoint, models, serve)
 """

@@ -7,7 +7,6 @@ spread over all matrices (Dettmers et al. 2023, 2305.14314, section 4). Routers,
 """
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,9 @@ from flax import nnx
 
 import dovetail_quant as quant
 from dovetail_models import Decoder, abstract, load, lora
-from dovetail_quant import qlora
+from dovetail_quant import Site, Spec, qlora
+from dovetail_quant.sites.plan_bits import GROUPS
 from dovetail_stack.recipes.fitting import AnyMesh, configured, here
-from dovetail_stack.recipes.quantization import GROUPS, group_of
 from dovetail_stack.recipes.record_options import Adapting, Tuning
 
 
@@ -65,14 +64,8 @@ def adapted(model: Decoder, tuning: Tuning) -> Decoder:
     codes = _codes(tuning)
     if not codes:
         return lora.insert(model, sites, rank=rank, alpha=alpha, rngs=rngs)
-    rules: list[Any] = [(sites, quant.Spec(weight="int8", method="absmax"))]
-    if codes == "int4":
-        inputs = {p: site.axes.sizes[1] for p, site in quant.sites(model, where=sites).items()}
-        rules = [
-            (path, quant.Spec(weight="int4", group=_group(path, n), method="absmax"))
-            for path, n in inputs.items()
-        ]
-    coded = quant.apply(model, quant.plan(model, rules))
+    rule = Spec(weight="int8") if codes == "int8" else _int4
+    coded = quant.apply(model, quant.plan(model, [(sites, rule)]))
     return qlora.insert(coded, sites, rank=rank, alpha=alpha, rngs=rngs)
 
 
@@ -87,15 +80,15 @@ def _matrices(model: Decoder) -> tuple[str, ...]:
     return tuple(path for path in paths if path.startswith("layers.") and "router" not in path)
 
 
-def _group(path: str, inputs: int) -> int:
-    """Returns the inputs of a matrix with one int4 scale. Raises ValueError if no group divides."""
-    size = group_of(inputs)
+def _int4(site: Site) -> Spec:
+    """Returns int4 codes in groups of inputs. Raises ValueError if no group divides them."""
+    size = quant.largest_group(site)
     if size is None:
         raise ValueError(
-            f"int4 codes share a scale among {GROUPS[-1]} inputs or more, got {path!r} of {inputs} "
-            f"inputs, which none of {GROUPS} divides: pass quantize=int8"
+            f"int4 codes share a scale among {GROUPS[-1]} inputs or more, got {site.path!r} of "
+            f"{site.axes.sizes[1]} inputs, which none of {GROUPS} divides: pass quantize=int8"
         )
-    return size
+    return Spec(weight="int4", group=size)
 
 
 def merged(model: Decoder, tuning: Tuning) -> Decoder:

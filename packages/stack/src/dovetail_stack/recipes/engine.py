@@ -27,7 +27,7 @@ from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import CONFIG_FILE, read_config
 from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
-from dovetail_stack.recipes import quantization
+from dovetail_stack import quantized_directory
 from dovetail_train import Sampler
 
 # Of the options that a directory may suggest.
@@ -166,7 +166,7 @@ def load(directory: Path) -> Decoder:
     """
     directory = resolve(directory)
     if (directory / DESCRIPTION).is_file():
-        return quantization.load(directory)
+        return quantized_directory.load(directory)
     return dovetail_models.load(directory).configure(ragged_dot=kernels.grouped_matmul)
 
 

@@ -4,15 +4,15 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from flax import nnx
 
 import dovetail_models as models
-from dovetail_kernels import attention
+from dovetail_models import servable
 from dovetail_models.placing.shard import WEIGHTS
 from dovetail_models.testing import logits
-from dovetail_stack.recipes.servable import servable
 
 TOWER = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24}
 V, T = 29, 9
@@ -31,13 +31,13 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="module")
-def model(randomised):
+def model(random_model):
     """A function of a name: the random model, made once."""
     made = {}
 
     def of(name):
         if name not in made:
-            made[name] = randomised(models.init(CONFIGS[name], seed=1), 0)
+            made[name] = random_model(CONFIGS[name])
         return made[name]
 
     return of
@@ -80,7 +80,7 @@ def test_images_with_labels_have_logits_and_others_features(model):
 def test_texts_are_pooled_by_the_model_or_over_the_mask(model, pooling):
     ready = servable(model("bert"), length=7, pooling=pooling)
     tokens, mask = ready.example["tokens"], ready.example["mask"]
-    assert ready.inputs["tokens"].shape == ready.inputs["mask"].shape == ("batch", 7)
+    assert tokens.shape == mask.shape == (3, 7)
     assert len({*mask.sum(1)}) > 1  # rows of several lengths
     assert (np.diff(mask, axis=1) <= 0).all()
     features = compiled(model("bert"), lambda m: m.features(tokens, mask=mask))
@@ -109,7 +109,7 @@ def test_a_tower_has_its_own_weights_and_embeddings_of_norm_1(model, tower):
     name = "embed_images" if tower == "images" else "embed_text"
     close(answer(ready)["embedding"], compiled(both, lambda m: getattr(m, name)(rows)))
     assert ready.module is (both.vision if tower == "images" else both.text)
-    assert ready.inputs.keys() == {"images" if tower == "images" else "tokens"}
+    assert ready.example.keys() == {"images" if tower == "images" else "tokens"}
 
 
 @pytest.mark.thorough
@@ -123,9 +123,8 @@ def test_towers_alone_are_not_normalised(model):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("attend", [None, attention])
-def test_a_decoder_scores_each_token_after_the_first(model, attend):
-    ready = servable(model("llama"), length=T, attention=attend)
+def test_a_decoder_scores_each_token_after_the_first(model):
+    ready = servable(model("llama"), length=T)
     tokens = ready.example["tokens"]
     exact = logits(model("llama"), tokens)[:, :-1]  # NumPy, float64
     exact -= exact.max(-1, keepdims=True)
@@ -136,17 +135,17 @@ def test_a_decoder_scores_each_token_after_the_first(model, attend):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["vit", "bert"])
-def test_an_encoder_takes_another_attention(model, name):
+@pytest.mark.parametrize("name, options", [("vit", {}), ("bert", {}), ("llama", {"length": T})])
+def test_a_model_takes_another_attention(model, name, options):
     calls = []
 
-    def recorded(*args, **options):
-        calls.append(options)
-        return models.attention(*args, **options)
+    def recorded(*args, **kwargs):
+        calls.append(kwargs)
+        return models.attention(*args, **kwargs)
 
-    found = answer(servable(model(name), attention=recorded))
+    found = answer(servable(model(name), attention=recorded, **options))
     assert len(calls) == 1  # one layer, traced once
-    for output, wanted in answer(servable(model(name))).items():
+    for output, wanted in answer(servable(model(name), **options)).items():
         close(found[output], wanted)
 
 
@@ -173,7 +172,10 @@ def test_the_seed_draws_the_example(model):
         ("bert", {"length": 0}, "must have 1 to 9 tokens"),
     ],
 )
-def test_an_option_that_is_missing_or_of_no_use_is_refused(model, name, options, words):
+def test_an_option_that_is_missing_or_of_no_use_is_refused(
+    model, name, options, words, monkeypatch
+):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=words):
         servable(model(name), **options)
 
@@ -188,7 +190,7 @@ def test_pooling_by_a_model_without_a_pooler_is_refused():
 
 
 def test_another_module_is_answered_by_the_class_to_write():
-    with pytest.raises(TypeError, match=r"got Linear: write Servable\(module=, call=, inputs="):
+    with pytest.raises(TypeError, match=r"got Linear: write Servable\(module=, call=, example="):
         servable(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
 
 
@@ -197,3 +199,10 @@ def test_a_model_may_be_abstract():
     ready = servable(outline)
     leaves = jax.tree.leaves(nnx.state(ready.module, WEIGHTS))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def test_a_call_of_weights_is_that_of_the_module(model):
+    ready = servable(model("vit"))
+    fn, weights = ready.split()
+    (outputs,) = jax.jit(fn)(weights, **ready.example).values()
+    close(outputs, answer(ready)["logits"])

@@ -2,16 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of models as a server runs them: arrays by name in, arrays by name out, row by row.
 
-A bundle has fixed shapes except for the batch, so texts have a fixed number of tokens and a mask.
-
-| model | inputs | outputs |
-|---|---|---|
-| `VisionEncoder` with labels | images f32[batch, H, W, C] | logits f32[batch, L] |
-| `VisionEncoder` with a pooler | images | embedding f32[batch, P] |
-| `VisionEncoder` without either | images | features f32[batch, T, D] |
-| `TextEncoder` | tokens i32[batch, T], mask i32[batch, T] | embedding f32[batch, P] |
-| one tower of a `DualEncoder` | as above; SigLIP's texts have no mask | embedding of norm 1 |
-| `Decoder` | tokens i32[batch, T] | logps f32[batch, T - 1] of tokens 1 to T - 1 |
+Shapes are fixed except for the number of rows, so texts have a fixed number of tokens and a mask.
 """
 
 import dataclasses
@@ -24,8 +15,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from dovetail_models import Decoder, DualEncoder, TextEncoder, VisionEncoder, pool
-from dovetail_serve import Tensor
+from dovetail_models.model.decoder import Decoder
+from dovetail_models.model.encoder import TextEncoder
+from dovetail_models.model.pool import pool
+from dovetail_models.model.vision import DualEncoder, VisionEncoder
 
 Pooling = Literal["model", "mean", "first", "last"]
 Tower = Literal["images", "text"]
@@ -34,19 +27,26 @@ EXAMPLE_ROWS = 3  # more than one, so that rows have neighbours, and no bucket o
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Servable:
-    """A module with its call, for `dovetail_serve.export`.
+    """A module with its call, for `dovetail_serve.export` or `jax.export`.
 
     Attributes:
         module: The module, with weights.
         call: `call(module, **inputs)` returns a dictionary of arrays, a row for each row.
-        inputs: Tensors by name.
-        example: Rows of each input on which the bundle is proved.
+        example: Arrays of the inputs by name, of equally many rows. A call takes any number.
     """
 
     module: nnx.Module
     call: Callable[..., Mapping[str, Any]]
-    inputs: Mapping[str, Tensor]
     example: Mapping[str, np.ndarray]
+
+    def split(self) -> tuple[Callable[..., Mapping[str, Any]], nnx.State]:
+        """Returns a pure function of (weights, **inputs), and the weights."""
+        graph, weights = nnx.split(self.module)
+
+        def fn(weights: nnx.State, **inputs: Any) -> Mapping[str, Any]:
+            return self.call(nnx.merge(graph, weights), **inputs)
+
+        return fn, weights
 
 
 def servable(
@@ -59,7 +59,13 @@ def servable(
     attention: Callable[..., Any] | None = None,
     seed: int = 0,
 ) -> Servable:
-    """Returns the call of a model of dovetail_models; see the table of this module.
+    """Returns the call of a model, row by row.
+
+    An encoder of images returns "logits" f32[batch, L] with labels, else "embedding" f32[batch, P]
+    with a pooler, else "features" f32[batch, T, D], of "images" f32[batch, H, W, C]. One of text
+    returns "embedding" of "tokens" and "mask" i32[batch, T]; SigLIP's takes no mask. A tower of a
+    `DualEncoder` returns embeddings of norm 1. A decoder returns "logps" f32[batch, T - 1] of
+    "tokens" 1 to T - 1.
 
     Args:
         model: An encoder, or a decoder for scoring.
@@ -78,10 +84,10 @@ def servable(
 
     Example:
 
-        >>> from dovetail_models import init, vit
+        >>> from dovetail_models import init, servable, vit
         >>> model = init(vit(image_size=8, patch=4, embed=16, depth=1, heads=2, mlp=32), seed=0)
-        >>> servable(model).inputs
-        {'images': Tensor(shape=('batch', 8, 8, 3), dtype='float32')}
+        >>> {name: rows.shape for name, rows in servable(model).example.items()}
+        {'images': (3, 8, 8, 3)}
     """
     unit = False
     if isinstance(model, DualEncoder):
@@ -102,7 +108,7 @@ def servable(
     if not isinstance(model, VisionEncoder):
         raise TypeError(
             "a model must be an encoder or a decoder of dovetail_models, got "
-            f"{type(model).__name__}: write Servable(module=, call=, inputs=, example=) for it"
+            f"{type(model).__name__}: write Servable(module=, call=, example=) for it"
         )
     _refuse("length", length, "a model of text", model)
     return _vision(model, attention, draw, unit=unit)
@@ -123,7 +129,8 @@ def _vision(
         return {"embedding": _unit(embedding) if unit else embedding}
 
     shape = (EXAMPLE_ROWS, *config.image_size, config.channels)
-    return _with_example(model, call, images=draw.standard_normal(shape, np.float32))
+    example = {"images": draw.standard_normal(shape, np.float32)}
+    return Servable(module=model, call=call, example=example)
 
 
 def _text(
@@ -157,7 +164,7 @@ def _text(
     if not (kind == "model" and pooler is not None and pooler.last):
         mask = np.arange(length)[None] < draw.integers(1, length + 1, (EXAMPLE_ROWS, 1))
         example["mask"] = mask.astype(np.int32)
-    return _with_example(model, call, **example)
+    return Servable(module=model, call=call, example=example)
 
 
 def _decoder(
@@ -178,13 +185,7 @@ def _decoder(
 
     shape = (EXAMPLE_ROWS, length)
     tokens = draw.integers(0, model.config.vocab_size, shape, dtype=np.int32)
-    return _with_example(model, call, tokens=tokens)
-
-
-def _with_example(model: Any, call: Callable[..., Any], **example: np.ndarray) -> Servable:
-    """Returns a call whose inputs are those of the example, for any number of rows."""
-    inputs = {k: Tensor(("batch", *x.shape[1:]), str(x.dtype)) for k, x in example.items()}
-    return Servable(module=model, call=call, inputs=inputs, example=example)
+    return Servable(module=model, call=call, example={"tokens": tokens})
 
 
 def _length(length: int, least: int, most: int) -> int:

@@ -90,3 +90,17 @@ def test_a_damaged_file_is_refused(tmp_path, generation, message):
 def test_a_directory_has_a_configuration(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"a directory with config\.json"):
         generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("generation", "options"),
+    [
+        ({}, {"temperature": 0}),
+        ({"temperature": 0.6, "top_p": 0.9}, {"temperature": 0}),  # not sampled, whatever it names
+        ({"top_k": 0, "repetition_penalty": 1.05}, {"temperature": 0, "repetition_penalty": 1.05}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+    ],
+)
+def test_a_suggested_sampling_has_the_options_that_have_an_effect(tmp_path, generation, options):
+    assert generation_defaults(directory(tmp_path, {}, generation)).sampling() == options

@@ -14,7 +14,8 @@ from dovetail_infer import Sampling
 from dovetail_models import gpt2, init, llama, save
 from dovetail_stack import cli
 from dovetail_stack.recipes import engine as recipe
-from dovetail_stack.recipes.engine import end_ids, engine, load, sampler
+from dovetail_stack.recipes.engine import end_ids, engine, load
+from dovetail_stack.recipes.evaluation import sampler
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape
 

@@ -43,7 +43,7 @@ def test_muon_turns_the_kernels_of_the_layers_and_adam_the_rest(model):
         return (generator.choice([-1, 1], x.shape) * generator.uniform(1, 2, x.shape)).astype("f4")
 
     grads = jax.tree.map(gradient, params)
-    tx = recipe.optimizer(TRAINING, steps=STEPS)
+    tx = recipe.optimizer(recipe.rules(TRAINING, steps=STEPS))
     state, update = tx.init(params), jax.jit(tx.update)
     for _ in range(11):  # past the warm-up: rates at their peaks
         updates, state = update(grads, state, params)
@@ -78,7 +78,7 @@ def test_the_step_lowers_for_accelerators(model, platform):
 @pytest.mark.capability("the pretraining step of the recipes")
 def test_clipping_bounds_the_gradient_that_the_optimizer_sees():
     params = {"embed": np.ones((3, 2), np.float32), "layers": {"kernel": np.ones((3, 2), "f4")}}
-    tx = recipe.optimizer(TRAINING, steps=STEPS)
+    tx = recipe.optimizer(recipe.rules(TRAINING, steps=STEPS))
 
     def filled(size):
         return jax.tree.map(lambda p: np.full(p.shape, size, np.float32), params)
@@ -117,7 +117,7 @@ def test_each_expert_is_a_matrix_of_its_own(size):
             }
         ]
     }
-    tx = recipe.optimizer(TRAINING, steps=STEPS, mixture=True)
+    tx = recipe.optimizer(recipe.rules(TRAINING, steps=STEPS, mixture=True))
     state, update = jax.jit(tx.init)(grads), jax.jit(tx.update)
     for _ in range(2):  # the rate of the first step is 0
         updates, state = update(grads, state, grads)

@@ -22,7 +22,7 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
   `Image`.
 - A model with fewer ids than its tokenizer: `within`, `check_ends`, `foreign_id`.
 - Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`, `vocabulary_bytes`.
-- Corpora: `write`, `Corpus`, `verify`.
+- Corpora: `write`, `Corpus`, `verify`; both sides of a split: `write_sides`, `Corpora`.
 - Rows: `pack`, `pad`, `pairs`, `prompts`, `contrasts`, `images`, `mix`; `Rows.map` changes any.
 - Batches: `batches`, `to_device`, `check_batch`.
 - Inspection: `budget`, `show`; an iterator's `explain` and `stats`.
@@ -79,6 +79,7 @@ from dovetail_data.tokenizing.tokenizer import (
     Pretrained,
     Tokenizer,
 )
+from dovetail_data.writing.sides import Corpora, write_sides
 from dovetail_data.writing.write import Progress, write
 
 __all__ = [  # noqa: RUF022  (grouped by topic)
@@ -128,6 +129,8 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "Encoding",
     # Corpora on disk
     "write",
+    "write_sides",
+    "Corpora",
     "Corpus",
     "verify",
     "IntegrityReport",

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from dovetail_data import Rows, batches
+from dovetail_data import Corpora, Rows, batches
 from dovetail_stack import record_jobs
 from dovetail_stack.launch_options import CHECKED_ROWS
 from dovetail_stack.launch_settings import accepting, decided
-from dovetail_stack.recipes.records import opened_corpora
 from dovetail_stack.settings import FromRecords
 from dovetail_tune import explain
 
@@ -40,7 +39,7 @@ def checked(values: dict[str, Any], out: Path | None, *, mesh: Mesh) -> str:
     with accepting(run), tempfile.TemporaryDirectory() as scratch:
         job, step = record_jobs.job_of(run, Path(scratch), mesh), run.training
         next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
-        corpora = opened_corpora(Path(scratch))
+        corpora = Corpora.open(scratch)
         rows = record_jobs.rows_of(run, corpora.train)
         shown = rows.batch(np.arange(min(CHECKED_ROWS // rows.unit, len(rows))))
         explanation = explain(shown, tokenizer=record_jobs.tokenizer_of(run), rows=CHECKED_ROWS)

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 import dovetail_data
 from dovetail_data import (
     Contrast,
+    Corpora,
     Corpus,
     Encoder,
     Pretrained,
@@ -27,6 +28,7 @@ from dovetail_data import (
     pack,
     pairs,
     within,
+    write_sides,
 )
 from dovetail_stack import job
 from dovetail_stack.job import SAMPLES, Job
@@ -45,7 +47,6 @@ from dovetail_stack.recipes import (
 from dovetail_stack.recipes.engine import GREEDY, suggestion
 from dovetail_stack.recipes.families import check_experts
 from dovetail_stack.recipes.fitting import Recipe, attention, evaluated_batches, places_of
-from dovetail_stack.recipes.records import Corpora
 from dovetail_stack.recipes.reference import Referenced, in_precision
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
@@ -92,7 +93,7 @@ def job_of(run: FromRecords, out: Path, mesh: Mesh) -> Job:
         mesh: Devices.
     """
     directory = _opened(run)[0]
-    corpora = shared(lambda: encoded(run, out), lambda: records.opened_corpora(out))
+    corpora = shared(lambda: encoded(run, out), lambda: Corpora.open(out))
     recipe = _recipe(run, directory, mesh)
     rows, held_out = (rows_of(run, corpus) for corpus in (corpora.train, corpora.held_out))
     options: dict[str, Any] = {}
@@ -175,7 +176,7 @@ def encoded(run: FromRecords, out: Path) -> Corpora:
     encoder = within(_encoder(run, tokenizer, directory), vocab_size=config.vocab_size)
     sides = _sides(run)
     with Writing() as writing:
-        corpora = records.encode(
+        corpora = write_sides(
             sides,
             out,
             encoder=encoder,

@@ -9,7 +9,8 @@ import pytest
 
 from dovetail_data import train_bpe
 from dovetail_models import load
-from dovetail_stack.recipes.engine import engine, sampler
+from dovetail_stack.recipes.engine import engine
+from dovetail_stack.recipes.evaluation import sampler
 from dovetail_train.eval.harness import LMEval
 
 pytestmark = [

@@ -44,6 +44,21 @@ class GenerationDefaults:
     min_p: float | None
     repetition_penalty: float | None
 
+    def sampling(self) -> dict[str, float | int]:
+        """Returns the options that the directory suggests, for `dovetail_infer.Sampling`.
+
+        A directory that does not sample takes the likeliest tokens, at temperature 0: of its
+        options only the repetition penalty has an effect. One that samples without a temperature
+        means 1.
+        """
+        named = dataclasses.asdict(self)
+        del named["eos_ids"], named["sample"]
+        options = {name: value for name, value in named.items() if value is not None}
+        if self.sample:
+            return {"temperature": 1.0, **options}
+        kept = {name: x for name, x in options.items() if name == "repetition_penalty"}
+        return {"temperature": 0, **kept}
+
 
 def generation_defaults(path: str | Path) -> GenerationDefaults:
     """Returns the generation defaults of a directory.

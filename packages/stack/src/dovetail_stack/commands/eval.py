@@ -268,7 +268,8 @@ def _evaluated(
 ) -> dict[str, Any]:
     import lm_eval  # pyright: ignore[reportMissingImports]
 
-    from dovetail_stack.recipes.engine import end_ids, engine, sampler
+    from dovetail_stack.recipes.engine import end_ids, engine
+    from dovetail_stack.recipes.evaluation import sampler
     from dovetail_stack.recipes.fitting import attention
     from dovetail_train import LMEval
 

@@ -121,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Returns the options of `Sampling`, and says what the directory suggests instead."""
     from dovetail_infer.batch.requests import OPTIONS
-    from dovetail_stack.recipes.engine import GREEDY, sampling_of, suggestion
+    from dovetail_stack.recipes.engine import GREEDY, suggestion
+    from dovetail_stack.recipes.sampling import sampling_of
 
     options = {name: getattr(args, name) for name in OPTIONS}
     open_ones = [name for name in GREEDY if options[name] is None]

@@ -12,7 +12,6 @@
 3
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import dovetail_kernels as kernels
 import dovetail_models
 from dovetail_data import Pretrained, Tokenizer
-from dovetail_infer import Engine, Sampling
+from dovetail_infer import Engine
 from dovetail_infer.engine import DEFAULT_LENGTH
 from dovetail_models import Config, Decoder, generation_defaults
 from dovetail_models.hf.config import parse
@@ -28,7 +27,6 @@ from dovetail_models.hf.directory import CONFIG_FILE, read_config
 from dovetail_models.hf.hub import resolve
 from dovetail_quant.files import DESCRIPTION
 from dovetail_stack import quantized_directory
-from dovetail_train import Sampler
 
 # Of the options that a directory may suggest.
 GREEDY = {
@@ -100,43 +98,13 @@ def end_ids(directory: Path, vocab_size: int) -> tuple[int, ...] | None:
     return tuple(i for i in generation_defaults(directory).eos_ids if i < vocab_size) or None
 
 
-def suggested(directory: Path) -> dict[str, Any]:
-    """Returns the options of `Sampling` that a directory suggests; empty if it suggests none.
-
-    A directory that does not sample (`do_sample`) takes the likeliest tokens: of its options only
-    the repetition penalty has an effect. One that samples without a temperature means 1.
-    """
-    named = dataclasses.asdict(generation_defaults(directory))
-    del named["eos_ids"]
-    options = {name: value for name, value in named.items() if value is not None}
-    if options.pop("sample"):
-        return {"temperature": 1.0, **options}
-    return {name: x for name, x in options.items() if name == "repetition_penalty"}
-
-
-def sampling_of(directory: Path, **options: Any) -> Sampling:
-    """Returns the sampling that a directory suggests: the likeliest tokens if it suggests none.
-
-    Options of `dovetail_infer.Sampling` replace those of the directory. Raises ValueError for what
-    is not possible.
-    """
-    theirs = {"temperature": 0, **suggested(directory)}
-    try:
-        Sampling(**theirs)
-    except ValueError as error:
-        raise ValueError(
-            f"generation_config.json must suggest a sampling that is possible, got {theirs} in "
-            f"{str(directory)!r} ({error}): correct the file, or leave directory_sampling= out"
-        ) from error
-    return Sampling(**{**theirs, **options})
-
-
 def suggestion(directory: Path, used: Mapping[str, Any]) -> str:
     """Returns a line of the options that a directory suggests and others are used; empty if none.
 
     Only those in `used`, by name of `Sampling`, are compared.
     """
-    others = {k: v for k, v in suggested(directory).items() if k in used and used[k] != v}
+    theirs = generation_defaults(directory).sampling()
+    others = {k: v for k, v in theirs.items() if k in used and used[k] != v}
     shown = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in others.items())
     line = f"The directory suggests {shown}: pass --directory-sampling to use them."
     return line if others else ""
@@ -168,29 +136,3 @@ def load(directory: Path) -> Decoder:
     if (directory / DESCRIPTION).is_file():
         return quantized_directory.load(directory)
     return dovetail_models.load(directory).configure(ragged_dot=kernels.grouped_matmul)
-
-
-def sampler(engine: Engine, *, seed: int = 0, sampling: Sampling | None = None) -> Sampler:
-    """Returns a `dovetail_train.Sampler`, for `LMEval(sampler=)`.
-
-    Args:
-        engine: An engine with the evaluated weights and their tokenizer.
-        seed: Seed of the first prompt of a call; the next has the next one.
-        sampling: Replaces the temperature of each call, such as `sampling_of(directory)`. None:
-            all tokens are drawn from at that temperature.
-    """
-
-    def sample(
-        prompts: Sequence[Sequence[int]],
-        *,
-        max_tokens: int,
-        temperature: float,
-        until: Sequence[str],
-    ) -> list[list[int]]:
-        base = Sampling(temperature=temperature) if sampling is None else sampling
-        options = {"max_tokens": max_tokens, "stop": [*filter(None, until)]}
-        seeds = range(seed, seed + len(prompts))
-        draws = [dataclasses.replace(base, seed=i, **options) for i in seeds]
-        return [result.tokens.tolist() for result in engine.generate(prompts, draws)]
-
-    return sample

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of text: rows as training measures them, and whole documents with more context."""
+"""Measures of text: rows as training measures them, whole documents, and generated answers."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,10 @@ from flax import nnx
 from jaxtyping import Int
 
 from dovetail_data import Corpus
+from dovetail_infer import Engine, Sampling
 from dovetail_models import Decoder
 from dovetail_stack.recipes.fitting import attention
-from dovetail_train import lm_loss, rolling_loglikelihood
+from dovetail_train import Sampler, lm_loss, rolling_loglikelihood
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,3 +107,29 @@ def bits_per_byte(
         model, documents, length=length, stride=stride, prefix=None, rows=rows_per_batch
     )
     return -float(likelihoods.logps.sum()) / math.log(2) / corpus.text_bytes
+
+
+def sampler(engine: Engine, *, seed: int = 0, sampling: Sampling | None = None) -> Sampler:
+    """Returns a `dovetail_train.Sampler`, for `LMEval(sampler=)`.
+
+    Args:
+        engine: An engine with the evaluated weights and their tokenizer.
+        seed: Seed of the first prompt of a call; the next has the next one.
+        sampling: Replaces the temperature of each call, such as `sampling_of(directory)`. None:
+            all tokens are drawn from at that temperature.
+    """
+
+    def sample(
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        until: Sequence[str],
+    ) -> list[list[int]]:
+        base = Sampling(temperature=temperature) if sampling is None else sampling
+        options = {"max_tokens": max_tokens, "stop": [*filter(None, until)]}
+        seeds = range(seed, seed + len(prompts))
+        draws = [dataclasses.replace(base, seed=i, **options) for i in seeds]
+        return [result.tokens.tolist() for result in engine.generate(prompts, draws)]
+
+    return sample

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretraining of a fresh decoder: model, optimizer and loss as a recipe for `fit`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,8 @@ from dovetail_stack.recipes.fitting import (
 from dovetail_stack.recipes.options import BALANCE, Training
 from dovetail_train import lm_loss
 
+Rule = tuple[str, optax.GradientTransformation, str]
+
 
 def schedule(peak: float, *, steps: int) -> optax.Schedule:
     """Linear warm-up over the first 5 % of `steps`, cosine decay to 5 % of `peak` at the last."""
@@ -35,7 +37,7 @@ def schedule(peak: float, *, steps: int) -> optax.Schedule:
 
 def rules(
     training: Training, *, steps: int, mixture: bool = False, shardings: Any = "auto"
-) -> list[tuple[str, optax.GradientTransformation, str]]:
+) -> list[Rule]:
     """Returns the optimizer of each group of parameters, for `dovetail_optim.route` and `explain`.
 
     The third entry of a rule names its learning rate in the metrics.
@@ -83,18 +85,8 @@ def rules(
     ]
 
 
-def optimizer(
-    training: Training, *, steps: int, mixture: bool = False, shardings: Any = "auto"
-) -> optax.GradientTransformation:
-    """Returns the optimizer of `rules`, after clipping at norm 1.
-
-    Args:
-        training: Learning rates.
-        steps: Steps of the learning-rate schedule.
-        mixture: See `rules`.
-        shardings: See `rules`.
-    """
-    groups = rules(training, steps=steps, mixture=mixture, shardings=shardings)
+def optimizer(groups: Sequence[Rule]) -> optax.GradientTransformation:
+    """Returns the optimizer of `rules`, after clipping at norm 1."""
     return optax.chain(optax.clip_by_global_norm(1.0), route(groups))
 
 
@@ -136,7 +128,7 @@ def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = No
     def tx(steps: int) -> Callable[[Any], optax.GradientTransformation]:
         def of_placed(params: Any) -> optax.GradientTransformation:
             shardings = jax.tree.map(lambda p: p.sharding, params)
-            return optimizer(training, steps=steps, mixture=mixture, shardings=shardings)
+            return optimizer(rules(training, steps=steps, mixture=mixture, shardings=shardings))
 
         return of_placed
 

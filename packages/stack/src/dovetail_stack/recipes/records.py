@@ -1,21 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of records to a training corpus and a held-out corpus.
+"""Files of records for a run: JSON lines or Parquet, each record short enough for a row.
 
 No record is cut: one that is longer than a row is refused by name.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail_data import Corpus, Encoder, Progress, Source, jsonl, parquet, write
+from dovetail_data import Corpora, Source, jsonl, parquet
 from dovetail_data.sources import compression
 
 _READERS = {".jsonl": jsonl, ".ndjson": jsonl, ".json": jsonl, ".parquet": parquet}
 _TEXTS = (".txt", ".md", ".csv", ".tsv")
-_LISTED = 20  # corrupt records in a message: a screenful
 
 
 class RecordsError(ValueError):
@@ -66,75 +63,6 @@ def _ending(file: str) -> str:
     return Path(name.removesuffix(compression.suffix(name))).suffix
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Corpora:
-    """Encoded records.
-
-    Attributes:
-        train: Records to train on.
-        held_out: Records to measure on.
-    """
-
-    train: Corpus
-    held_out: Corpus
-
-    def __str__(self) -> str:
-        """One line of counts, and one for each record that was left out as damaged."""
-        sides = (self.train, self.held_out)
-        dropped = sum(corpus.dropped for corpus in sides)
-        corrupt = [record for corpus in sides for record in corpus.corrupt]
-        line = f"{len(self.train)} records to train on, {len(self.held_out)} held out"
-        if dropped:
-            line += f", {dropped} left out without anything to train on"
-        if corrupt:
-            line += f", {len(corrupt)} left out as damaged:"
-        listed = [f"\n  {record.where}: {record.error}" for record in corrupt[:_LISTED]]
-        more = len(corrupt) - _LISTED
-        return line + "".join(listed) + (f"\n  and {more} more" if more > 0 else "")
-
-
-def encode(
-    sides: tuple[Source, Source],
-    directory: Path,
-    *,
-    encoder: Encoder,
-    max_corrupt: int = 0,
-    workers: int = 1,
-    progress: Callable[[str, Progress], None] | None = None,
-) -> Corpora:
-    """Writes both corpora below `directory`, or opens them. An interrupted write continues.
-
-    Args:
-        sides: From `dovetail_data.hold_out`.
-        directory: Receives both corpora.
-        encoder: Of `dovetail_data`: `Chat` or `Preference`.
-        max_corrupt: Damaged records of both sides that may be left out.
-        workers: Processes that encode.
-        progress: Receives "train" or "held_out", and the writer's event.
-
-    Raises:
-        ValueError: More records are damaged, or one side has no record to train on. Such an error
-            of the first side comes before the second is read.
-    """
-    corpora = {}
-    for name, side in zip(("train", "held_out"), sides, strict=True):
-        report = progress and functools.partial(progress, name)
-        options = {"workers": workers, "max_corrupt": max_corrupt, "progress": report}
-        corpora[name] = write(side, directory / name, encoder=encoder, **options)
-    encoded = Corpora(**corpora)
-    if (count := sum(len(corpus.corrupt) for corpus in corpora.values())) > max_corrupt:
-        raise RecordsError(
-            f"at most max_corrupt={max_corrupt} records may be damaged, got {count}: mend them, or "
-            f"pass max_corrupt={count}\n{encoded}"
-        )
-    return encoded
-
-
-def opened_corpora(directory: Path) -> Corpora:
-    """Opens what `encode` wrote below `directory`."""
-    return Corpora(train=Corpus(directory / "train"), held_out=Corpus(directory / "held_out"))
-
-
 def check_fit(
     corpora: Corpora,
     sides: tuple[Source, Source],
@@ -146,22 +74,19 @@ def check_fit(
     """Raises RecordsError if a record is longer than a row, and names the longest.
 
     Args:
-        corpora: The encoded records.
+        corpora: The encoded records, from `dovetail_data.write_sides`.
         sides: Their sources.
         length: Slots of a row.
         positions: Positions that the model was made for.
         targets: A record of n ids takes n - 1 slots, since each holds a token and its target.
     """
     spare = 1 if targets else 0
-    pairs = list(zip((corpora.train, corpora.held_out), sides, strict=True))
-    longer = sum(int((corpus.lengths - spare > length).sum()) for corpus, _ in pairs)
+    both = (corpora.train, corpora.held_out)
+    longer = sum(int((corpus.lengths - spare > length).sum()) for corpus in both)
     if not longer:
         return
-    corpus, side = max(pairs, key=lambda pair: int(pair[0].lengths.max()))
-    document = int(corpus.lengths.argmax())
-    needed = int(corpus.lengths[document]) - spare
-    name, record = corpus.source(document)
-    (input_part,) = (x for x in side.parts() if x.name == name)
+    ids, place = corpora.longest(sides)
+    needed = ids - spare
     remedy = (
         f"pass length={needed}"
         if needed <= positions
@@ -169,5 +94,5 @@ def check_fit(
     )
     raise RecordsError(
         f"every record must fit a row whole, got length={length} and {longer} longer records, "
-        f"the longest {side.locate(input_part, record)} of {needed} tokens: {remedy}"
+        f"the longest {place} of {needed} tokens: {remedy}"
     )

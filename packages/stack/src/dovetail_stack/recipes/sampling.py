@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a model during training: a hook of the trainer."""
+"""Samples of a model during training: a hook of the trainer, and the sampling of a directory."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from jaxtyping import Int
 
 from dovetail_data import Tokenizer
 from dovetail_infer import Engine, Sampling
-from dovetail_models import Decoder
+from dovetail_models import Decoder, generation_defaults
 from dovetail_stack.processes import gathered, is_first
-from dovetail_stack.recipes.engine import end_ids, engine, sampling_of
+from dovetail_stack.recipes.engine import end_ids, engine
 from dovetail_train import State, Trainer
 
 Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or its ids
@@ -119,3 +119,20 @@ class Samples:
             if completion.error is not None:
                 raise ValueError(completion.error)
         return [completion.text for completion in completions]
+
+
+def sampling_of(directory: Path, **options: Any) -> Sampling:
+    """Returns the sampling that a directory suggests: the likeliest tokens if it suggests none.
+
+    Options of `dovetail_infer.Sampling` replace those of the directory. Raises ValueError for what
+    is not possible.
+    """
+    theirs = generation_defaults(directory).sampling()
+    try:
+        Sampling(**theirs)
+    except ValueError as error:
+        raise ValueError(
+            f"generation_config.json must suggest a sampling that is possible, got {theirs} in "
+            f"{str(directory)!r} ({error}): correct the file, or leave directory_sampling= out"
+        ) from error
+    return Sampling(**{**theirs, **options})

@@ -5,13 +5,12 @@
 The tokenizer is trained on the training files only.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail_data import (
-    Corpus,
+    Corpora,
     Pretrained,
     Progress,
     Text,
@@ -21,7 +20,7 @@ from dovetail_data import (
     text,
     train_bpe,
     within,
-    write,
+    write_sides,
 )
 from dovetail_stack.recipes.options import check_local
 
@@ -35,18 +34,10 @@ class NoTextError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A tokenizer and two corpora.
-
-    Attributes:
-        tokenizer: The tokenizer.
-        train: Corpus to train on.
-        held_out: Corpus to measure on.
-    """
+class Prepared(Corpora):
+    """Two corpora with their tokenizer."""
 
     tokenizer: Pretrained
-    train: Corpus
-    held_out: Corpus
 
 
 def check_directory(directory: Path) -> None:
@@ -124,11 +115,8 @@ def prepare(
 
 def opened(directory: Path, *, tokenizer: Pretrained | None = None) -> Prepared:
     """Opens what `prepare` wrote below `directory`, or `encode` with a tokenizer from elsewhere."""
-    return Prepared(
-        tokenizer=tokenizer or Pretrained(directory / TOKENIZER),
-        train=Corpus(directory / "train"),
-        held_out=Corpus(directory / "held_out"),
-    )
+    corpora = Corpora.open(directory)
+    return Prepared(tokenizer=tokenizer or Pretrained(directory / TOKENIZER), **vars(corpora))
 
 
 def encode(
@@ -156,9 +144,6 @@ def encode(
     encoder = Text(tokenizer)
     if vocab_size is not None:
         encoder = within(encoder, vocab_size=vocab_size)
-    corpora = {}
-    for name, files in {"train": train, "held_out": held_out}.items():
-        report = progress and functools.partial(progress, name)
-        options = {"encoder": encoder, "workers": workers, "progress": report}
-        corpora[name] = write(text(files), directory / name, **options)
-    return Prepared(tokenizer=tokenizer, **corpora)
+    sides = (text(train), text(held_out))
+    corpora = write_sides(sides, directory, encoder=encoder, workers=workers, progress=progress)
+    return Prepared(tokenizer=tokenizer, **vars(corpora))

@@ -45,8 +45,8 @@ class Corpora:
         corpus, side = max(pairs, key=lambda pair: int(pair[0].lengths.max()))
         document = int(corpus.lengths.argmax())
         name, record = corpus.source(document)
-        (part,) = (x for x in side.parts() if x.name == name)
-        return int(corpus.lengths[document]), side.locate(part, record)
+        (input_part,) = (x for x in side.parts() if x.name == name)
+        return int(corpus.lengths[document]), side.locate(input_part, record)
 
     def __str__(self) -> str:
         sides = (self.train, self.held_out)

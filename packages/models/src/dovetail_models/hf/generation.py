@@ -44,7 +44,7 @@ class GenerationDefaults:
     min_p: float | None
     repetition_penalty: float | None
 
-    def sampling(self) -> dict[str, float | int]:
+    def sampling(self) -> dict[str, Any]:
         """Returns the options that the directory suggests, for `dovetail_infer.Sampling`.
 
         A directory that does not sample takes the likeliest tokens, at temperature 0: of its

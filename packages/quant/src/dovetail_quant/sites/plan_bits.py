@@ -74,9 +74,9 @@ def largest_group(site: Site) -> int | None:
 
     Example:
 
-        >>> from dovetail_quant import sites
         >>> model = nnx.Sequential(nnx.Linear(96, 32, rngs=nnx.Rngs(0)))
-        >>> largest_group(sites(model)["layers.0"])
-        32
+        >>> nf4 = lambda site: Spec(weight="nf4", group=largest_group(site))
+        >>> print(plan(model, [("**", nf4)]))
+        layers.0  nf4 by groups of 32, absmax
     """
     return next((size for size in GROUPS if site.axes.sizes[1] % size == 0), None)

@@ -19,6 +19,7 @@ from flax import nnx
 
 import dovetail_models as models
 from dovetail_checkpoint import DamageError, Store
+from dovetail_models import Servable, servable
 from dovetail_serve import Server, load
 from dovetail_stack import cli
 from dovetail_stack.recipes.bundle_run import bundle_run

@@ -96,7 +96,7 @@ def test_two_processes_are_stopped_and_one_finishes_their_run(address, tmp_path)
     ]
     # Equal rows and parameters on two devices; sums over processes are in another order.
     np.testing.assert_allclose([*logged.values()], [*wanted.values()], rtol=1e-5)
-    assert [line["step"] for line in _lines(run, "samples.jsonl")] == [3, 6]
+    assert [line["step"] for line in _lines(run, "media.jsonl")] == [3, 6]
     assert [event["event"] for event in _lines(run, "launches.jsonl")] == ["start", "end"] * 2
     weights, expected = (load_file(r / "hf" / "model.safetensors") for r in (run, whole))
     assert weights.keys() == expected.keys()

@@ -12,8 +12,10 @@ from flax import nnx
 from dovetail_data import Pretrained, Template
 from dovetail_infer import Sampling
 from dovetail_models import bert, generation_defaults, init, load, lora, save
+from dovetail_runs import Run
 from dovetail_stack import cli, settings
 from dovetail_stack.recipes.engine import engine
+from dovetail_stack.recipes.sampling import BELOW
 
 SMALL = ("--length", "32", "--steps", "3", "--global-batch", "4", "--learning-rate", "0.02")
 
@@ -58,17 +60,22 @@ def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker, for
 
 @pytest.mark.thorough
 def test_answers_to_held_out_prompts_are_those_of_the_model_before_and_after(tuned, talker, chats):
-    lines = _jsonl(tuned / "samples.jsonl")
-    assert [line["step"] for line in lines] == [0, 0, 3, 3]
+    samples = Run(tuned).media
+    assert [(sample.step, sample.name) for sample in samples] == [
+        *((step, f"sample {i}") for step in (0, 3) for i in (1, 2))
+    ]
     said = {f"<user>{m[0]['content']}<assistant>": m[1]["content"] for m in _messages(chats)}
-    for line in lines:
-        assert line["wanted"] == said[line["prompt"]]
-    ids = [x.ids for x in Pretrained(talker).encode_with_specials([x["prompt"] for x in lines[:2]])]
+    answers = [sample.text.partition(BELOW) for sample in samples]
+    prompts = [next(p for p in said if answer.startswith(p)) for answer, _, _ in answers]
+    assert [wanted for _, _, wanted in answers] == [said[prompt] for prompt in prompts]
+    ids = [x.ids for x in Pretrained(talker).encode_with_specials(prompts[:2])]
     with engine(load(talker), tokenizer=Pretrained(talker), max_rows=2) as opened:
         for step, directory in enumerate((talker, tuned / "hf")):
             opened.update_weights(nnx.state(load(directory)), version=step + 1)
             texts = opened.generate(ids, Sampling(max_tokens=6, temperature=0))
-            assert [x.text for x in texts] == [x["text"] for x in lines[2 * step : 2 * step + 2]]
+            written = answers[2 * step : 2 * step + 2]
+            pairs = zip(prompts, texts, strict=False)
+            assert [f"{prompt}{x.text}" for prompt, x in pairs] == [text for text, _, _ in written]
 
 
 def _messages(file):

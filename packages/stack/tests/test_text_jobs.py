@@ -7,6 +7,7 @@ import pytest
 
 from dovetail_infer import Sampling
 from dovetail_models import load
+from dovetail_runs import Launch, Run
 from dovetail_stack import settings, text_jobs
 from dovetail_stack.mesh import make_mesh
 from dovetail_stack.recipes.engine import engine
@@ -40,19 +41,20 @@ def test_samples_are_drawn_as_the_directory_suggests(source, tmp_path, capsys):
     given = {"text": str(text), "model": str(directory), "samples": 2, "length": 16}
     run = settings.create(RECIPES["continue"], given)
     out.mkdir()
-    text_jobs.job_of(run, out, make_mesh({}))
+    text_jobs.job_of(run, out, make_mesh({}), Launch())
     shown = (
         "The directory suggests temperature 9, top-k 200: pass --directory-sampling to use them."
     )
     assert shown in capsys.readouterr().err
     asked = settings.changed({"directory_sampling": True}, run)
-    (hook,) = text_jobs.job_of(asked, out, make_mesh({})).hooks
-    assert shown not in capsys.readouterr().err
     model = load(directory)
-    hook.write(model, 1)
-    line = json.loads((out / "samples.jsonl").read_text(encoding="utf-8"))
+    with Run(out).launch({}) as launch:
+        (hook,) = text_jobs.job_of(asked, out, make_mesh({}), launch).hooks
+        assert shown not in capsys.readouterr().err
+        hook.write(model, 1)
+    (sample,) = Run(out).media
     tokenizer = text_jobs._opened(run)[2]
     with engine(model, tokenizer=tokenizer, max_rows=1) as opened:
         sampling = Sampling(temperature=9.0, top_k=200, seed=0, max_tokens=48)
         (completion,) = opened.generate(["The"], sampling)
-    assert line == {"step": 1, "prompt": "The", "text": completion.text}
+    assert (sample.step, sample.name, sample.text) == (1, "sample 1", f"The{completion.text}")

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dovetail_data import Corpora, Rows, batches
+from dovetail_runs import Launch
 from dovetail_stack import record_jobs
 from dovetail_stack.launch_options import CHECKED_ROWS
 from dovetail_stack.launch_settings import accepting, decided
@@ -37,7 +38,7 @@ def checked(values: dict[str, Any], out: Path | None, *, mesh: Mesh) -> str:
     run, _ = decided(values, out, mesh)
     assert isinstance(run, FromRecords)  # the others do not have the option
     with accepting(run), tempfile.TemporaryDirectory() as scratch:
-        job, step = record_jobs.job_of(run, Path(scratch), mesh), run.training
+        job, step = record_jobs.job_of(run, Path(scratch), mesh, Launch()), run.training
         next(job.recipe.batches(batches(job.rows, global_batch=step.global_batch, seed=step.seed)))
         corpora = Corpora.open(scratch)
         rows = record_jobs.rows_of(run, corpora.train)

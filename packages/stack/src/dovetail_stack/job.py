@@ -17,8 +17,6 @@ from dovetail_stack.recipes.fitting import Recipe
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_train import Hook
 
-SAMPLES = "samples.jsonl"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

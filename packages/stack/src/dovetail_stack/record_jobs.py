@@ -30,8 +30,9 @@ from dovetail_data import (
     within,
     write_sides,
 )
+from dovetail_runs import Launch
 from dovetail_stack import job
-from dovetail_stack.job import SAMPLES, Job
+from dovetail_stack.job import Job
 from dovetail_stack.model_directory import EXPORT, locate
 from dovetail_stack.processes import say, shared
 from dovetail_stack.progress import Writing
@@ -84,13 +85,14 @@ def check(run: FromRecords) -> None:
     _sides(run)
 
 
-def job_of(run: FromRecords, out: Path, mesh: Mesh) -> Job:
+def job_of(run: FromRecords, out: Path, mesh: Mesh, launch: Launch) -> Job:
     """Writes the corpora of a run, or opens them.
 
     Args:
         run: Settings.
         out: Directory of the run.
         mesh: Devices.
+        launch: Receives answers to held-out prompts.
     """
     directory = _opened(run)[0]
     corpora = shared(lambda: encoded(run, out), lambda: Corpora.open(out))
@@ -98,7 +100,7 @@ def job_of(run: FromRecords, out: Path, mesh: Mesh) -> Job:
     rows, held_out = (rows_of(run, corpus) for corpus in (corpora.train, corpora.held_out))
     options: dict[str, Any] = {}
     if isinstance(run, Chat | Prefer):
-        samples = _samples(run, corpora, recipe, directory, out)
+        samples = _samples(run, corpora, recipe, directory, launch)
         options["at_ends"] = samples
         options["hooks"] = [samples] if samples is not None and run.monitoring.samples else []
     if isinstance(run, Prefer) and "ref_logps" in (recipe.fields or {}):
@@ -251,7 +253,7 @@ def _metrics(run: FromRecords, recipe: Recipe) -> dict[str, Any]:
 
 
 def _samples(
-    run: Chat | Prefer, corpora: Corpora, recipe: Recipe, directory: Path, out: Path
+    run: Chat | Prefer, corpora: Corpora, recipe: Recipe, directory: Path, launch: Launch
 ) -> Samples | None:
     """Returns the answers to held-out prompts, beside those of the records."""
     monitoring, tokenizer = run.monitoring, tokenizer_of(run)
@@ -261,7 +263,7 @@ def _samples(
     if not monitoring.directory_sampling and (line := suggestion(directory, GREEDY)):
         say(line)
     return Samples(
-        out / SAMPLES,
+        launch.write_text,
         tokenizer,
         prompts=[ids for ids, _ in prompts],
         every=max(1, monitoring.samples),

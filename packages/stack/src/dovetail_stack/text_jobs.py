@@ -14,8 +14,9 @@ from jaxtyping import Int
 
 from dovetail_data import Pretrained, TextSelection, check_ends, hold_out_files, pack, token_bytes
 from dovetail_models import Config
+from dovetail_runs import Launch
 from dovetail_stack import job
-from dovetail_stack.job import SAMPLES, Job
+from dovetail_stack.job import Job
 from dovetail_stack.processes import is_first, say, shared
 from dovetail_stack.progress import Writing
 from dovetail_stack.recipes.continuation import continuation
@@ -72,19 +73,21 @@ def checked(run: T) -> T:
     return dataclasses.replace(run, skipped=selection.skipped)
 
 
-def job_of(run: FromText, out: Path, mesh: Mesh) -> Job:
+def job_of(run: FromText, out: Path, mesh: Mesh, launch: Launch) -> Job:
     """Writes the corpora of a run, or opens them.
 
     Args:
         run: Settings.
         out: Directory of the run.
         mesh: Devices.
+        launch: Receives samples.
     """
     options: dict[str, Any] = {"length": run.training.length, "keys": run.keys}
     if isinstance(run, Pretrain):
         text = _prepared(run, prepare, out, vocab_size=run.vocabulary.vocab_size)
         config = config_for(run.shape, text.tokenizer, **options)
-        joined = _joined(run, text, pretraining(config, run.training, mesh=mesh), out, like=out)
+        recipe = pretraining(config, run.training, mesh=mesh)
+        joined = _joined(run, text, recipe, launch, like=out)
         return dataclasses.replace(joined, ids=text.tokenizer.vocab_size)
     assert isinstance(run, Continue | Distil)
     directory, config, tokenizer = _opened(run)
@@ -93,7 +96,8 @@ def job_of(run: FromText, out: Path, mesh: Mesh) -> Job:
     if isinstance(run, Distil):
         options |= {"vocab_size": ids, "eos_ids": end_ids(directory, ids)}
         config = config_for(run.shape, tokenizer, **options)
-    return _joined(run, text, _from_model(run, directory, config, mesh), out, like=directory)
+    recipe = _from_model(run, directory, config, mesh)
+    return _joined(run, text, recipe, launch, like=directory)
 
 
 def with_ids(run: Pretrain, ids: int, out: Path) -> Pretrain:
@@ -120,16 +124,16 @@ def with_ids(run: Pretrain, ids: int, out: Path) -> Pretrain:
     return dataclasses.replace(run, **replace)
 
 
-def _joined(run: FromText, text: Prepared, recipe: Recipe, out: Path, *, like: Path) -> Job:
+def _joined(run: FromText, text: Prepared, recipe: Recipe, launch: Launch, *, like: Path) -> Job:
     """Joins text and recipe. The tokenizer of `like` is exported."""
     length, seed = run.training.length, run.training.seed
     hooks = []
     drawn = isinstance(run, Continue | Distil) and run.monitoring.directory_sampling
     if run.monitoring.samples:
-        if not drawn and like != out and (line := suggestion(like, GREEDY)):
+        if not drawn and (line := suggestion(like, GREEDY)):
             say(line)
         samples = Samples(
-            out / SAMPLES,
+            launch.write_text,
             text.tokenizer,
             prompts=[run.monitoring.prompt],
             every=run.monitoring.samples,

@@ -79,7 +79,7 @@ def launch(
         made = rewinding.completed(run, out) if run.rewind is not None else run
         mode = values.get("resume", "exact")
         with accepting(made):
-            done = execute(made, out, mesh=mesh, resume=mode, supervision=supervision)
+            done = execute(made, out, record, mesh=mesh, resume=mode, supervision=supervision)
         record.outcome = "finished" if done else "interrupted"
     return done
 
@@ -101,6 +101,7 @@ class _Accepted:
 def execute(
     run: Settings,
     out: Path,
+    record: Launch,
     *,
     mesh: Mesh,
     resume: Literal["exact", "convert"] = "exact",
@@ -113,6 +114,7 @@ def execute(
     Args:
         run: Settings.
         out: Directory of the run.
+        record: The launch, which receives samples.
         mesh: Devices.
         resume: See `recipes.fitting.fit`.
         supervision: The job on many hosts to which this process belongs. Default: none.
@@ -120,7 +122,7 @@ def execute(
     Returns:
         False if a signal or the job stopped the run early. Its state is then saved.
     """
-    job = jobs_of(run).job_of(run, out, mesh)
+    job = jobs_of(run).job_of(run, out, mesh, record)
     if isinstance(run, Pretrain) and job.ids is not None:
         run = text_jobs.with_ids(run, job.ids, out)
     steps = run.duration.steps

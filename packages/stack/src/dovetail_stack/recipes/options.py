@@ -318,7 +318,7 @@ class Monitoring:
 class TextMonitoring(Monitoring):
     """Monitoring of a model of text, by the continuation of one prompt."""
 
-    samples: int = declared(0, "steps between samples of text, in RUN/samples.jsonl; 0: none")
+    samples: int = declared(0, "steps between samples of text, on the page of the run; 0: none")
     prompt: str = declared("The", "beginning of each sample", metavar="TEXT")
 
     def __post_init__(self) -> None:

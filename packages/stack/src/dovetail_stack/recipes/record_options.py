@@ -192,10 +192,10 @@ class Conversations(Dialogue):
 class Answers(Monitoring):
     """Monitoring of a model of answers, by held-out prompts.
 
-    The answers to them before the first step and after the last are in RUN/samples.jsonl.
+    The answers to them before the first step and after the last are on the page of the run.
     """
 
-    samples: int = declared(0, "steps between further answers in RUN/samples.jsonl; 0: none")
+    samples: int = declared(0, "steps between further answers; 0: none")
     prompts: int = declared(
         4, "held-out prompts answered before the first step and after the last; 0: none"
     )

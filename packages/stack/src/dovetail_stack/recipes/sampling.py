@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of a model during training: a hook of the trainer, and the sampling of a directory."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,20 +17,21 @@ from dovetail_stack.processes import gathered, is_first
 from dovetail_stack.recipes.engine import end_ids, engine
 from dovetail_train import State, Trainer
 
+BELOW = "\n\n--- in the data:\n"  # a sample, the text of the data
 Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or its ids
 
 
 class Samples:
-    """A hook that appends {"step", "prompt", "text"} to a JSONL file.
+    """A hook that writes texts "sample 1", "sample 2" and so on, one for each prompt.
 
-    The text is the continuation of a prompt by the current parameters. A run that resumes
+    A text is a prompt and its continuation by the current parameters. A run that resumes
     from before a sample writes it again. One engine serves all samples: its programs compile at the
     first, and later ones copy the weights. Between samples it sleeps, without a cache.
 
     Args:
-        file: JSONL file.
+        write_text: Receives step, name and text, as `dovetail_runs.Launch.write_text`.
         tokenizer: The model's tokenizer.
-        prompts: Texts to continue, or their ids. Each has a line in the file.
+        prompts: Texts to continue, or their ids. Each is a series of its own.
         every: Steps between samples.
         decoder: Returns the decoder of the trained module.
         max_tokens: Largest number of new tokens.
@@ -39,12 +39,12 @@ class Samples:
             the tokenizer's end of text.
         directory_sampling: Sample as the directory suggests. False: take the likeliest tokens.
         stop_token_ids: Ids that end a continuation too.
-        wanted: Text of the data for each prompt, kept beside the sample as "wanted".
+        wanted: Text of the data for each prompt, kept below the sample.
     """
 
     def __init__(
         self,
-        file: Path,
+        write_text: Callable[[int, str, str], None],
         tokenizer: Tokenizer,
         *,
         prompts: Sequence[Prompt],
@@ -62,7 +62,7 @@ class Samples:
                 f"max_tokens={max_tokens}: write for example every=100, max_tokens=48"
             )
         self.every = every
-        self._file, self._tokenizer, self._prompts = file, tokenizer, list(prompts)
+        self._write_text, self._tokenizer, self._prompts = write_text, tokenizer, list(prompts)
         self._decoder, self._wanted, self._directory = decoder, wanted, directory
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop_token_ids": [*stop_token_ids]}
         if not directory_sampling:
@@ -81,18 +81,15 @@ class Samples:
         return {}
 
     def write(self, module: nnx.Module, step: int) -> None:
-        """Appends the samples of a module that had `step` updates. Every process calls it."""
+        """Writes the samples of a module that had `step` updates. Every process calls it."""
         model = gathered(self._decoder(module))
         if not is_first():
             return
-        with self._file.open("a", encoding="utf-8") as file:
-            for i, text in enumerate(self._continued(model)):
-                prompt = self._prompts[i]
-                shown = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
-                line: dict[str, Any] = {"step": step, "prompt": shown, "text": text}
-                if self._wanted is not None:
-                    line["wanted"] = self._wanted[i]
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        for i, text in enumerate(self._continued(model)):
+            prompt = self._prompts[i]
+            shown = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+            below = "" if self._wanted is None else f"{BELOW}{self._wanted[i]}"
+            self._write_text(step, f"sample {i + 1}", f"{shown}{text}{below}")
 
     def close(self) -> None:
         """Ends the engine. Later samples begin another one."""

@@ -121,8 +121,8 @@ def test_a_directory_that_is_not_shared_is_refused_by_both(address, tmp_path):
     processes = [_start(*line, "--out", tmp_path / f"run{i}", "--process", i) for i in range(2)]
     for code, _, errors in map(_ended, processes):
         assert code == 1
-        assert "all processes must share the directory of the run, got" in errors
-        assert "without the run.json of process 0 in processes [1]: pass --out" in errors
+        assert "all processes must share a directory, got" in errors
+        assert "without the run.json of process 0 in processes [1]: take a directory" in errors
     assert not (tmp_path / "run1").exists()
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from dovetail_data import Bytes
 from dovetail_infer import Sampling
-from dovetail_infer.batch import RefusedError, read
+from dovetail_infer.batch import read
 from dovetail_stack.prompts import encode
+from dovetail_stack.recipes.options import RefusedError
 
 
 @pytest.fixture

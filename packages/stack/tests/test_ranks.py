@@ -33,7 +33,7 @@ def _rank(tmp_path, **values):
 
 @pytest.mark.thorough
 def test_a_refusal_is_raised_with_its_message_and_exit_code(tmp_path):
-    with pytest.raises(ranks.RefusedError, match="the text must be a directory, got") as refused:
+    with pytest.raises(ranks.FinalError, match="the text must be a directory, got") as refused:
         _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
     assert refused.value.exit_code == 2
 
@@ -53,7 +53,7 @@ class DamagedError(RuntimeError):
 def test_an_error_with_an_exit_code_is_an_answer(error, wanted, tmp_path, monkeypatch):
     error.add_note("in shard 2")
     monkeypatch.setattr(training, "launch", _raising(error))
-    with pytest.raises(ranks.RefusedError) as refused:
+    with pytest.raises(ranks.FinalError) as refused:
         _rank(tmp_path)
     received = pickle.loads(pickle.dumps(refused.value))  # by the launcher
     assert str(received) == f"{error}\nin shard 2"
@@ -78,7 +78,7 @@ def test_a_failure_is_raised_for_the_cluster_to_judge(error, tmp_path, monkeypat
 def test_a_refusal_of_one_rank_asks_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "launch", _raising(ValueError("a wrong row")))
     monkeypatch.setattr(processes, "gather", _raising(AssertionError("a collective")))
-    with pytest.raises(ranks.RefusedError, match="a wrong row"):
+    with pytest.raises(ranks.FinalError, match="a wrong row"):
         _rank(tmp_path)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from dovetail_data import Bytes, Text, hold_out, records, write_sides
 from dovetail_data.held_out import number_of
-from dovetail_stack.recipes.records import RecordsError, check_fit, opened
+from dovetail_stack.recipes.options import RefusedError
+from dovetail_stack.recipes.records import check_fit, opened
 
 RECORDS = [{"text": f"record {i}", "n": i * i} for i in range(40)]
 
@@ -38,11 +39,11 @@ def test_the_longest_record_is_named_whatever_its_side(tmp_path, on):
     assert max(lengths) == 52  # bos and eos
     check_fit(corpora, sides, length=51, positions=99)
     place = f"long.jsonl:{lines.index(long) + 1}"
-    with pytest.raises(RecordsError, match=rf"length=50 and 1 longer .*{place} of 51 .*length=51$"):
+    with pytest.raises(RefusedError, match=rf"length=50 and 1 longer .*{place} of 51 .*length=51$"):
         check_fit(corpora, sides, length=50, positions=99)
-    with pytest.raises(RecordsError, match=r"leave out those above the 50 positions"):
+    with pytest.raises(RefusedError, match=r"leave out those above the 50 positions"):
         check_fit(corpora, sides, length=50, positions=50)
-    with pytest.raises(RecordsError, match=r"of 52 tokens: pass length=52"):
+    with pytest.raises(RefusedError, match=r"of 52 tokens: pass length=52"):
         check_fit(corpora, sides, length=51, positions=99, targets=False)
 
 

@@ -12,12 +12,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import forced_devices
 from dovetail_train import (
     Console,
+    check_shared,
+    gather_module,
     initialize_distributed,
     make_mesh,
+    on_first,
     process_shard,
     watch_processes,
 )
@@ -247,6 +251,34 @@ def test_one_process_agrees_with_itself_and_writes_to_every_sink():
     assert process_shard(make_mesh()) == (0, 1)
     progress = Progress(Clock(), [], Skipped())
     assert progress.agree({"loss": 1.0}) == {"loss": 1.0}
+
+
+def test_one_process_works_alone(tmp_path):
+    module, error = nnx.Linear(2, 1, rngs=nnx.Rngs(0)), KeyError("own")
+    assert on_first(lambda: [1, "a"]) == [1, "a"]
+    assert gather_module(module) is module
+    check_shared(tmp_path / "absent")
+
+    def fails():
+        raise error
+
+    with pytest.raises(KeyError) as raised:
+        on_first(fails)
+    assert raised.value is error
+
+
+@pytest.mark.thorough
+def test_process_0_works_while_the_other_waits(tmp_path):
+    first_one, other = _launches("firsts.py", tmp_path)
+    assert first_one["result"] == other["result"] == {"of": 0}
+    assert first_one["failed"] == ["ValueError", "no text\nlook below", 3]
+    assert other["failed"] == ["_FirstError", "process 0 failed: no text\nlook below", 3]
+    for process in (first_one, other):
+        assert process["shared"] == ""
+        assert "all processes must share a directory, got" in process["apart"]
+        assert "without the file of process 0 in processes [1]: take a" in process["apart"]
+    assert first_one["whole"] == np.arange(8.0).tolist()
+    assert other["whole"] is None
 
 
 def test_batches_of_one_process_are_placed_and_not_compared(caplog):

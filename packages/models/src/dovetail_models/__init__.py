@@ -13,8 +13,8 @@
     (1, 3, 64)
 
 - Models: `init`, `abstract`, `Decoder`, `TextEncoder`, `VisionEncoder`, `DualEncoder`
-- Files: `load`, `load_encoder`, `save`, `explain`, `accepting`, `generation_defaults`,
-  `sentence_modules`
+- Files: `load`, `load_encoder`, `save`, `add_classifier`, `explain`, `accepting`,
+  `generation_defaults`, `sentence_modules`
 - Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
   `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
 - Families of encoders: `bert`, `vit`, `siglip` of `siglip_text` and `siglip_vision`
@@ -77,6 +77,7 @@ from dovetail_models.families.siglip_vision import siglip_vision
 from dovetail_models.families.vit import vit
 from dovetail_models.flops import active, flops, kv_bytes, size
 from dovetail_models.hf.accept import accepting
+from dovetail_models.hf.classifier import add_classifier
 from dovetail_models.hf.explain import Explanation, explain
 from dovetail_models.hf.generation import GenerationDefaults, generation_defaults
 from dovetail_models.hf.inspection import Cost, Inspection, inspect
@@ -112,6 +113,7 @@ __all__ = [  # noqa: RUF022, by topic
     "load",
     "load_encoder",
     "save",
+    "add_classifier",
     "explain",
     "Explanation",
     "generation_defaults",

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import Corrupt, Pretrained, Prompt, Template
-from dovetail_infer.batch import RefusedError
 from dovetail_infer.batch.requests import MESSAGES, PROMPT, TOOLS
 from dovetail_stack.prompts import check_ids
+from dovetail_stack.recipes.options import RefusedError
 from dovetail_train import Question
 
 CHOICES, ANSWER = "choices", "answer"

@@ -22,6 +22,7 @@ from dovetail_stack import processes, record_jobs, rewinding, settings, text_job
 from dovetail_stack.recipes.fitting import Recipe, text_fields
 from dovetail_stack.recipes.options import CHECKPOINTS, METRICS
 from dovetail_stack.settings import RECIPES, FromRecords, FromText, Settings
+from dovetail_train import check_shared
 
 # Left by a run that was killed while it wrote its settings, and by file managers.
 _HARMLESS = (f"{settings.FILE}.partial", lock.FILE, launch.FILE, ".DS_Store")
@@ -38,7 +39,7 @@ def agreed(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
     """
     on_first = []
     processes.on_first(lambda: on_first.append(resolved(values, out, mesh)))
-    processes.check_shared(out / settings.FILE)
+    check_shared(out / settings.FILE)
     return on_first[0] if on_first else resolved(values, out, mesh)
 
 

@@ -26,7 +26,7 @@ from dovetail_runs.record import job
 from dovetail_stack import launch_settings, rewinding, settings
 from dovetail_stack.launch_options import HOSTS, LONG, STALL_S
 from dovetail_stack.mesh import axes_of, over_all
-from dovetail_stack.ranks import RefusedError, rank
+from dovetail_stack.ranks import FinalError, rank
 from dovetail_train import abstract_mesh
 
 # Imported once on each host, before its ranks are forked.
@@ -192,7 +192,7 @@ def _outcome(run: Callable[[], object], out: Path, recorder: job.Recorder) -> bo
         recorder.end("finished" if finished else "interrupted")
         return finished
     except JobError as error:
-        refusal = error.__cause__ if isinstance(error.__cause__, RefusedError) else None
+        refusal = error.__cause__ if isinstance(error.__cause__, FinalError) else None
         Run(out).end_launch(refusal or error)
         if isinstance(error, RankError) and error.__cause__ is not None:
             raise error.__cause__ from error

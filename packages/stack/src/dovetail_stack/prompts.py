@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from dovetail_data import ChatTokenizer, Corrupt, Prompt, foreign_id
-from dovetail_infer.batch import RefusedError, Request
+from dovetail_infer.batch import Request
 from dovetail_infer.batch.requests import MESSAGES, PROMPT
 from dovetail_stack.recipes.dialogue import template_of
+from dovetail_stack.recipes.options import RefusedError
 from dovetail_stack.recipes.record_options import Dialogue
 
 _ENCODED = 1000  # prompts given to the tokenizer at once

@@ -22,7 +22,7 @@ from dovetail_train import BadStep
 _OF_XLA = re.compile(r"[A-Z_]+: ")  # such as "UNKNOWN: Gloo ...", a ValueError for a lost rank
 
 
-class RefusedError(RuntimeError):
+class FinalError(RuntimeError):
     """The message and the exit code of a refusal.
 
     Attributes:
@@ -56,7 +56,7 @@ def rank(
         phase_s: Deadline of an evaluation or an export, in seconds.
 
     Raises:
-        RefusedError: The launch was refused.
+        FinalError: The launch was refused.
     """
     _set_log(context.rank, debug="debug" in values)
     try:
@@ -86,10 +86,10 @@ def _set_log(rank: int, *, debug: bool) -> None:
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
-def _refusal(error: Exception) -> RefusedError | None:
+def _refusal(error: Exception) -> FinalError | None:
     """Returns the refusal for an error that another start would give again, or None."""
     answers = isinstance(error, ValueError | ImportError | BadStep) or hasattr(error, "exit_code")
     if not answers or _OF_XLA.match(str(error)):
         return None
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    return RefusedError(message, exit_code_of(error))
+    return FinalError(message, exit_code_of(error))

@@ -48,6 +48,7 @@ from dovetail_stack.recipes import (
 from dovetail_stack.recipes.engine import GREEDY, suggestion
 from dovetail_stack.recipes.families import check_experts
 from dovetail_stack.recipes.fitting import Recipe, attention, evaluated_batches, places_of
+from dovetail_stack.recipes.options import RefusedError
 from dovetail_stack.recipes.reference import Referenced, in_precision
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
@@ -166,7 +167,7 @@ def _sides(run: FromRecords) -> tuple[Source, Source]:
     try:
         return hold_out(source, share=examples.held_out, form=form)
     except ValueError as error:
-        raise records.RecordsError(*error.args) from error
+        raise RefusedError(*error.args) from error
 
 
 def encoded(run: FromRecords, out: Path) -> Corpora:
@@ -190,7 +191,7 @@ def encoded(run: FromRecords, out: Path) -> Corpora:
     length, targets = run.training.length, not isinstance(run, Embed)
     records.check_fit(corpora, sides, length=length, positions=config.max_length, targets=targets)
     if isinstance(run, Embed) and min(len(corpora.train), len(corpora.held_out)) < 2:
-        raise records.RecordsError(
+        raise RefusedError(
             f"texts are measured against those of another record, got {corpora}: add records, or "
             f"pass another held_out= than {run.examples.held_out}"
         )

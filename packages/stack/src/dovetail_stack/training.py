@@ -21,13 +21,13 @@ from dovetail_runs import Launch, Run, devices_of
 from dovetail_stack import rewinding, settings, text_jobs
 from dovetail_stack.job import Job
 from dovetail_stack.launch_settings import accepting, agreed, jobs_of
-from dovetail_stack.processes import gathered, is_first, on_first, say, shared
+from dovetail_stack.processes import is_first, on_first, say, shared
 from dovetail_stack.progress import Bar, Lines
 from dovetail_stack.recipes import fitting
 from dovetail_stack.recipes.fitting import Recipe, evaluated_batches, fit
 from dovetail_stack.settings import Pretrain, Settings, load
 from dovetail_stack.supervision import Supervision
-from dovetail_train import BadStep, Eval, Hook, Sink, Trace, process_shard
+from dovetail_train import BadStep, Eval, Hook, Sink, Trace, gather_module, process_shard
 from dovetail_train.mesh.processes import first
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
@@ -152,7 +152,7 @@ def execute(
     if not result.interrupted:
         with contextlib.nullcontext() if supervision is None else supervision.phase("export"):
             _sample(job, module, step=steps)
-            trained = gathered(module)
+            trained = gather_module(module)
             on_first(lambda: job.export(trained, out))
     return not result.interrupted
 

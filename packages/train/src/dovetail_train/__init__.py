@@ -14,7 +14,8 @@
     20
 
 - Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`, `Program`
-- Several processes: `initialize_distributed`, `process_shard`, `watch_processes`
+- Several processes: `initialize_distributed`, `process_shard`, `watch_processes`, `on_first`,
+  `check_shared`, `gather_module`
 - Losses: `Loss`, `GroupLoss`, `BatchLoss`, `Term`, `Metric`, `DefaultWeight`, `lm_loss`; for your
   own: `over_chunks`, `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `place`, `context_parallel`,
@@ -64,7 +65,13 @@ from dovetail_train.mesh.mesh import (
     make_mesh,
     process_shard,
 )
-from dovetail_train.mesh.processes import initialize_distributed, watch_processes
+from dovetail_train.mesh.processes import (
+    check_shared,
+    gather_module,
+    initialize_distributed,
+    on_first,
+    watch_processes,
+)
 from dovetail_train.mesh.slices import slice_ids
 from dovetail_train.step.flops import Flops, count_flops
 from dovetail_train.step.guard import BadStep, StepGuard
@@ -90,6 +97,9 @@ __all__ = [  # noqa: RUF022, by topic
     "initialize_distributed",
     "process_shard",
     "watch_processes",
+    "on_first",
+    "check_shared",
+    "gather_module",
     # Losses
     "Loss",
     "GroupLoss",

@@ -31,6 +31,12 @@ _COPIES = {
 }
 
 
+class RefusedError(ValueError):
+    """Text, records or results that cannot be used as they are."""
+
+    exit_code = 3  # of the command
+
+
 def absolute(path: str) -> str:
     """Returns the absolute path, so a run resumes from any folder. An address stays as it is."""
     return path if _URL.match(path) else os.path.realpath(path)

@@ -10,28 +10,23 @@ from pathlib import Path
 
 from dovetail_data import Corpora, Source, jsonl, parquet
 from dovetail_data.sources import compression
+from dovetail_stack.recipes.options import RefusedError
 
 _READERS = {".jsonl": jsonl, ".ndjson": jsonl, ".json": jsonl, ".parquet": parquet}
 _TEXTS = (".txt", ".md", ".csv", ".tsv")
-
-
-class RecordsError(ValueError):
-    """Records that a run cannot learn from as they are."""
-
-    exit_code = 3  # of the command: refused data
 
 
 def opened(files: Sequence[str | Path], *, json_columns: Sequence[str] = ()) -> Source:
     """Returns the records of files of one kind, JSON lines (also compressed) or Parquet.
 
     Raises ValueError for absent files, for other kinds and for several, and for `json_columns` of
-    JSON lines. Raises RecordsError for a file of text.
+    JSON lines. Raises RefusedError for a file of text.
     """
     names = [str(file) for file in files]
     for name in names:
         if _ending(name) in _TEXTS and Path(name).is_file():
             first = Path(name).read_text("utf-8", "replace").partition("\n")[0]
-            raise RecordsError(
+            raise RefusedError(
                 f'records must be lines of JSON, such as {{"messages": [...]}}, or Parquet, got '
                 f"{name} with line 1 {first[:60]!r}: write a file .jsonl, or train on text by "
                 "dovetail train continue --text DIR"
@@ -71,7 +66,7 @@ def check_fit(
     positions: int,
     targets: bool = True,
 ) -> None:
-    """Raises RecordsError if a record is longer than a row, and names the longest.
+    """Raises RefusedError if a record is longer than a row, and names the longest.
 
     Args:
         corpora: The encoded records, from `dovetail_data.write_sides`.
@@ -92,7 +87,7 @@ def check_fit(
         if needed <= positions
         else f"leave out those above the {positions} positions that the model was made for"
     )
-    raise RecordsError(
+    raise RefusedError(
         f"every record must fit a row whole, got length={length} and {longer} longer records, "
         f"the longest {place} of {needed} tokens: {remedy}"
     )

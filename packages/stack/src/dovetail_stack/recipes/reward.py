@@ -8,7 +8,6 @@ sequence classifiers of transformers have it.
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,12 @@ import numpy as np
 from flax import nnx
 
 from dovetail_data.tokenizing.template_files import read_json, text_of
-from dovetail_models import save
-from dovetail_models.hf import safetensors
+from dovetail_models import add_classifier, save
 from dovetail_stack.recipes.continuation import continuation
 from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, pair_fields
 from dovetail_stack.recipes.record_options import Adapting, Rewarding
 from dovetail_train import Loss
 from dovetail_tune import RewardModel, reward_model
-
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_HEAD = "model-score.safetensors"  # a shard of its own
-_LANGUAGE, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
 
 
 def loss_of(rewarding: Rewarding) -> Loss:
@@ -80,10 +74,6 @@ def rewarding_recipe(
 def save_classifier(model: Any, path: Path, *, like: Path) -> None:
     """Writes a reward model as a sequence classifier of transformers with one label.
 
-    transformers reads the value after the last id that is not padding. The config.json names an id
-    for padding where the tokenizer has one beside its end of text; without, it reads one row at a
-    time.
-
     Args:
         model: A `RewardModel` over a decoder without adapters, with a linear head.
         path: A new directory.
@@ -93,19 +83,8 @@ def save_classifier(model: Any, path: Path, *, like: Path) -> None:
         ValueError: transformers has no sequence classifier of the family.
     """
     save(model.decoder, path, like=like)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    (kind,) = config["architectures"]
-    if not kind.endswith(_LANGUAGE):
-        raise ValueError(
-            f"a reward model must be of a family with a sequence classifier, got {kind} from "
-            f"{str(like)!r}: begin from another model, such as a Llama"
-        )
-    config["architectures"] = [kind.removesuffix(_LANGUAGE) + _CLASSIFIER]
-    config |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
-    if (pad := _pad_id(like)) is not None:
-        config["pad_token_id"] = pad
-    _add_head(np.asarray(model.head.kernel.get_value(), np.float32).T, path)
-    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    kernel = np.asarray(model.head.kernel.get_value(), np.float32)
+    add_classifier(path, kernel, labels=["reward"], pad_id=_pad_id(like))
 
 
 def _pad_id(directory: Path) -> int | None:
@@ -116,21 +95,3 @@ def _pad_id(directory: Path) -> int | None:
         return None
     vocabulary = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     return next((t["id"] for t in vocabulary["added_tokens"] if t["content"] == pad), None)
-
-
-def _add_head(kernel: np.ndarray, path: Path) -> None:
-    """Adds score.weight [1, D] to the files of a directory, as one more shard."""
-    index = path / _INDEX
-    if index.is_file():
-        entries = json.loads(index.read_text(encoding="utf-8"))
-    else:
-        first = "model-language.safetensors"
-        os.rename(path / _WHOLE, path / first)
-        names = safetensors.header(path / first)
-        size = sum(spec.stop - spec.start for spec in names.values())
-        entries = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(names, first)}
-    pending = safetensors.Pending(kernel.dtype, kernel.shape, lambda: kernel)
-    safetensors.write(path / _HEAD, {"score.weight": pending})
-    entries["weight_map"]["score.weight"] = _HEAD
-    entries["metadata"]["total_size"] += kernel.nbytes
-    index.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", "utf-8")

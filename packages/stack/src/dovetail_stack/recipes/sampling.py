@@ -13,9 +13,9 @@ from jaxtyping import Int
 from dovetail_data import Tokenizer
 from dovetail_infer import Engine, Sampling
 from dovetail_models import Decoder, generation_defaults
-from dovetail_stack.processes import gathered, is_first
+from dovetail_stack.processes import is_first
 from dovetail_stack.recipes.engine import end_ids, engine
-from dovetail_train import State, Trainer
+from dovetail_train import State, Trainer, gather_module
 
 BELOW = "\n\n--- in the data:\n"  # a sample, the text of the data
 Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or its ids
@@ -82,7 +82,7 @@ class Samples:
 
     def write(self, module: nnx.Module, step: int) -> None:
         """Writes the samples of a module that had `step` updates. Every process calls it."""
-        model = gathered(self._decoder(module))
+        model = gather_module(self._decoder(module))
         if not is_first():
             return
         for i, text in enumerate(self._continued(model)):

@@ -22,15 +22,9 @@ from dovetail_data import (
     within,
     write_sides,
 )
-from dovetail_stack.recipes.options import check_local
+from dovetail_stack.recipes.options import RefusedError, check_local
 
 TOKENIZER = "tokenizer.json"
-
-
-class NoTextError(ValueError):
-    """No file of UTF-8 text below a directory matches."""
-
-    exit_code = 3  # of the command: refused data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +61,12 @@ def select(
 
     Raises:
         ValueError: `directory` is not a directory.
-        NoTextError: No text matches.
+        RefusedError: No text matches.
     """
     check_directory(directory)
     selection = select_text(directory, pattern=pattern, skip=skip, skipped=skipped)
     if not selection.files:
-        raise NoTextError(
+        raise RefusedError(
             f"no file of text below {str(directory)!r} matches pattern={pattern!r}, got "
             f"{selection}: pass --text DIR with text in it, or --pattern, for example '**/*.md'"
         )

@@ -13,11 +13,14 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
@@ -29,6 +32,8 @@ from dovetail_train.mesh.peers import LostProcessError, Watch, explained
 _log = logging.getLogger(__name__)
 # A value takes a multiple of these bytes, so that most values are gathered by one compiled program.
 _BLOCK_BYTES = 1024
+# Between two signs of process 0 that it still works: each is a collective, which has a limit.
+ROUND_S = 5.0
 # Errors of JAX that speak of another process. An allocation that failed, for example, is our own.
 _OF_OTHERS = re.compile(
     r"gloo|nccl|heartbeat|barrier|coordinat|connection|peer|UNAVAILABLE|DEADLINE_EXCEEDED", re.I
@@ -199,6 +204,103 @@ def gather(value: Any) -> list[Any]:
 def first(value: Any) -> Any:
     """Returns the JSON value of process 0 on every process. A collective."""
     return gather(value if jax.process_index() == 0 else None)[0]
+
+
+def on_first(work: Callable[[], Any]) -> Any:
+    """Returns the result of `work`, which runs on process 0 while the others wait.
+
+    Every process calls it. The work may take longer than a collective may wait.
+
+    Args:
+        work: Returns a JSON value. With several processes it runs in a thread.
+
+    Raises:
+        Exception: The error of `work`, on process 0.
+        RuntimeError: The same message, on the others, with the attribute `exit_code` of the error.
+
+    Example:
+
+        >>> from dovetail_train import on_first
+        >>> on_first(lambda: len("written once"))
+        12
+    """
+    if jax.process_count() == 1:
+        return work()
+    if jax.process_index() > 0:
+        while (outcome := first(None)) is None:
+            pass
+        if "error" in outcome:
+            raise _FirstError(outcome["error"], outcome["exit_code"])
+        return outcome["result"]
+    result, failures = [], []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="dovetail-first", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=ROUND_S)
+        if thread.is_alive():
+            first(None)
+    if failures:
+        notes = "\n".join([str(failures[0]), *getattr(failures[0], "__notes__", ())])
+        first({"error": notes, "exit_code": getattr(failures[0], "exit_code", None)})
+        raise failures[0]
+    return first({"result": result[0]})["result"]
+
+
+class _FirstError(RuntimeError):
+    """The failure of process 0, with its exit code if it has one."""
+
+    def __init__(self, message: str, exit_code: int | None) -> None:
+        super().__init__(f"process 0 failed: {message}")
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+
+def check_shared(file: str | Path) -> None:
+    """Raises RuntimeError on every process unless all of them read the same text in `file`.
+
+    A collective: call it before several processes write to one directory.
+    """
+    path = Path(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        text = None
+    every = gather(text)
+    blind = [i for i, other in enumerate(every) if other != every[0]]
+    if blind:
+        raise RuntimeError(
+            f"all processes must share a directory, got {str(path.parent)!r} without the "
+            f"{path.name} of process 0 in processes {blind}: take a directory of a file system "
+            "that all of them mount"
+        )
+
+
+def gather_module(module: nnx.Module) -> Any:
+    """Returns a module with whole arrays on the first device of process 0. A collective.
+
+    The others get None. With one process it is the module itself.
+
+    Args:
+        module: A module whose arrays may lie on devices of all processes.
+    """
+    if jax.process_count() == 1:
+        return module
+    graph, state = nnx.split(module)
+    device, is_first = jax.local_devices()[0], jax.process_index() == 0
+
+    def leaf(x: Any) -> Any:
+        whole = multihost_utils.process_allgather(x, tiled=True)
+        return jax.device_put(whole, device) if is_first else None
+
+    whole = jax.tree.map(leaf, state)
+    return nnx.merge(graph, whole) if is_first else None
 
 
 def receiving(sinks: Sequence[Sink]) -> list[Sink]:

@@ -14,7 +14,10 @@ from dovetail_stack.settings import RECIPES, Continue, Distil, Pretrain
 def test_options_come_back_from_disk_where_they_belong(tmp_path):
     given = {"text": "/t", "depth": 2, "seed": 7, "skip": ("a", "b"), "minutes": 1.5}
     made = settings.create(Pretrain, given)
-    assert made.shape == Shape(depth=2, kv_heads=1, mlp=512)  # the family's are said
+    sizes = {"embed": 192, "depth": 2, "heads": 3, "kv_heads": 1, "mlp": 512}
+    assert made.shape == Shape(family="llama", **sizes)  # the family's are said
+    help = " ".join(item.metadata["help"] for item in dataclasses.fields(Shape))
+    assert all(f"; 0: {size}" in help for size in (192, 4, 512, 8, 2))
     assert made.training == Training(seed=7)
     assert made.files.skip == ("a", "b")
     made.save(tmp_path)

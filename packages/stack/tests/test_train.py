@@ -9,7 +9,6 @@ import re
 import pytest
 
 from dovetail_stack import cli, settings, training
-from dovetail_stack.recipes.options import Shape
 from dovetail_stack.settings import RECIPES, Pretrain
 
 
@@ -185,7 +184,7 @@ def test_a_launch_that_failed_before_its_first_step_does_not_bind(capsys, tmp_pa
         ("--heads 5", "--heads must divide half of the width, got --heads 5, --embed 192: pass"),
         ("--embed 33", "--embed must be even, got --embed 33: pass --embed 34"),
         ("--kv-heads 2", "--kv-heads must divide the query heads, got --kv-heads 2, --heads 3: "),
-        ("--depth -1", "--depth must be at least 0, got --depth -1"),
+        ("--depth -1", "--depth must be at least 1, got --depth -1"),
         ("--family mixtrl", "got --family mixtrl: did you mean mixtral?"),
         ("--family bert", "got --family bert, an encoder"),
         ("--family mixtral --mlp 9", "got --mlp 9, --family mixtral, whose feed-forward layers"),
@@ -280,15 +279,6 @@ def test_averages_and_the_guard_change_by_a_conversion(begun):
     options = ("--ema", "0.9", "--guard-sigma", "0", "--resume", "convert")
     changes = {"ema": [0.0, 0.9], "guard_sigma": [6.0, 0.0]}
     assert _launched(begun, *options) == (1, changes)
-
-
-@pytest.mark.parametrize(
-    "embed, heads", [(32, 1), (64, 1), (192, 3), (100, 2), (256, 4), (134, 67)]
-)
-def test_heads_are_derived_from_the_width(embed, heads):
-    shape = Shape(embed=embed)
-    assert shape.heads == heads
-    assert embed % (2 * heads) == 0
 
 
 def test_a_directory_with_a_model_is_no_place_for_a_run(capsys, tmp_path):

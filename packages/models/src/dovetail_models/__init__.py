@@ -17,6 +17,7 @@
   `generation_defaults`, `sentence_modules`
 - Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
   `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
+- Decoders of any family by a few sizes: `Sizes`
 - Families of encoders: `bert`, `vit`, `siglip` of `siglip_text` and `siglip_vision`
 - Inspection: `inspect`, `describe`, `diff`, `diverge`, `size`, `active`, `flops`, `kv_bytes`
 - Surgery: `lora`, `select`, `trainable`, `replace`, `relayer`, `grow`, `merge`, `cast`,
@@ -93,6 +94,7 @@ from dovetail_models.model.run import Remat
 from dovetail_models.model.servable import Servable, servable
 from dovetail_models.model.vision import DualEncoder, VisionEncoder
 from dovetail_models.placing.shard import RULES, shardings
+from dovetail_models.sizes import Sizes
 from dovetail_models.surgery import lora
 from dovetail_models.surgery.grow import grow
 from dovetail_models.surgery.layers import relayer
@@ -135,6 +137,7 @@ __all__ = [  # noqa: RUF022, by topic
     "deepseek_v3",
     "gpt_oss",
     "gpt2",
+    "Sizes",
     # Families of encoders
     "bert",
     "vit",

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from dovetail_models.sizes import decoders
 from dovetail_stack import cli
-from dovetail_stack.recipes.families import decoders
 
 pytestmark = pytest.mark.parity
 transformers = pytest.importorskip("transformers")

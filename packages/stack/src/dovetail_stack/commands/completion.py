@@ -44,7 +44,7 @@ def script(parser: argparse.ArgumentParser, *, shell: str) -> str:
 
 def _complete_values(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that are files, and the families of models."""
-    from dovetail_stack.recipes.families import decoders
+    from dovetail_models.sizes import decoders
 
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -53,4 +53,4 @@ def _complete_values(parser: argparse.ArgumentParser) -> None:
         elif action.metavar in PATHS:
             action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab's
         elif action.dest == "family":
-            action.choices = sorted(decoders())
+            action.choices = decoders()

@@ -1,127 +1,30 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of fresh decoders: any family of dovetail_models by a few sizes, or a config.json.
-
-Embeddings are tied and windows are those of the family. A few sizes that a family names and the
-command does not follow from the others:
-
-- Heads are `embed / heads` wide, and scores are divided by the square root of that width.
-- Rope angles are not scaled, since the model is trained at its own length.
-- Gemma 3: of six layers the last sees everything, or the last layer if there are fewer.
-- DeepSeek: keys and values have a latent of a quarter of the width, queries have none, as in
-  V2-Lite (2405.04434, appendix B). Half of a head's width more is rotated. The first layer is
-  dense, and one expert is shared. Experts have no groups. The weights are V3's: scaled by 2.5.
-"""
+"""Configurations of fresh decoders: `dovetail_models.Sizes` of any family, or a config.json."""
 
 import dataclasses
-import difflib
-import inspect
 import json
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import dovetail_models
 from dovetail_data import Tokenizer
-from dovetail_models import Config, Experts, Groups, LatentAttention, Rope
+from dovetail_models import Config, Experts, Sizes
 from dovetail_models.hf.config import parse
-from dovetail_stack.recipes.options import ACTIVE, EXPERTS, MLP, Shape
-
-# Experts as the published models of the two families score them.
-_LATENT_EXPERTS: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"normalise": False},
-    "deepseek_v3": {
-        "score": "sigmoid",
-        "selection_bias": True,
-        "scale": 2.5,
-        "groups": Groups(count=1, top_k=1, score="top2"),
-    },
-}
-
-
-def decoders() -> dict[str, Callable[..., Config]]:
-    """Returns {family: builder} of the decoders in dovetail_models.
-
-    Example:
-
-        >>> sorted(decoders())[:3]
-        ['deepseek_v2', 'deepseek_v3', 'gemma']
-    """
-    builders = _builders().items()
-    return {name: b for name, b in builders if typing.get_type_hints(b)["return"] is Config}
-
-
-def _builders() -> dict[str, Callable[..., Any]]:
-    """Returns the builders of all families, those of encoders too."""
-    public = {name: getattr(dovetail_models, name) for name in dovetail_models.__all__}
-    return {
-        name: value
-        for name, value in public.items()
-        if inspect.isfunction(value) and value.__module__ == f"dovetail_models.families.{name}"
-    }
-
-
-def _builder(family: str) -> Callable[..., Config]:
-    """Returns the builder of a family. Raises ValueError for an encoder and an unknown name."""
-    known = decoders()
-    if family in known:
-        return known[family]
-    if family in _builders():
-        raise ValueError(
-            f"family must be one of decoders, got family={family}, an encoder, which predicts no "
-            f"next token: pass one of {', '.join(sorted(known))}"
-        )
-    near = difflib.get_close_matches(family, known, n=1)
-    raise ValueError(
-        f"family must be one of dovetail_models, got family={family}: "
-        + (f"did you mean {near[0]}? " if near else "")
-        + f"Pass one of {', '.join(sorted(known))}"
-    )
+from dovetail_models.sizes import decoders
+from dovetail_stack.recipes.options import Shape
 
 
 def completed(shape: Shape) -> Shape:
     """Returns the shape with the sizes of its family in place of those that are 0.
 
-    Raises ValueError for an unknown family, an encoder, and a size that the family has no use for.
-
-    Example:
-
-        >>> shape = completed(Shape(family="mixtral"))
-        >>> shape.experts, shape.active_experts, shape.expert_mlp, shape.mlp
-        (8, 2, 256, 0)
+    Raises ValueError as `dovetail_models.Sizes`.
     """
-    if shape.config is not None:
-        return shape
-    assert shape.family is not None  # as `Shape` sets it
-    takes = inspect.signature(_builder(shape.family)).parameters
-    mixture, active, mlp = "experts" in takes, shape.active_experts or ACTIVE, shape.mlp or MLP
-    defaults = {"kv_heads": 1} if "kv_heads" in takes else {}
-    if "attention" in takes or not mixture:  # latent attention comes with dense layers too
-        defaults["mlp"] = MLP
-    if mixture:
-        defaults |= {"experts": EXPERTS, "active_experts": ACTIVE, "expert_mlp": mlp // active}
-    for name in ("kv_heads", "mlp", "experts", "active_experts", "expert_mlp"):
-        if getattr(shape, name) and name not in defaults:
-            raise ValueError(
-                f"{name} must be an option of the family, got {name}={getattr(shape, name)}, "
-                f"family={shape.family}, {_reason(name, mixture=mixture)}"
-            )
-    if mixture and not shape.expert_mlp and mlp % active:
-        raise ValueError(
-            f"active_experts must divide the width of a dense layer, got active_experts={active}, "
-            f"mlp={mlp}: pass expert_mlp= the width of an expert"
-        )
-    sizes = {name: getattr(shape, name) or default for name, default in defaults.items()}
-    return dataclasses.replace(shape, **sizes)
+    return shape if shape.config is not None else dataclasses.replace(shape, **vars(_sizes(shape)))
 
 
-def _reason(name: str, *, mixture: bool) -> str:
-    if name == "kv_heads":
-        return "whose heads have keys and values of their own: leave it out"
-    if mixture:
-        return "whose feed-forward layers are all mixtures: pass expert_mlp= instead"
-    return "which is no mixture of experts: leave it out, or pass family=mixtral, for example"
+def _sizes(shape: Shape) -> Sizes:
+    return Sizes(**{name: value for name, value in vars(shape).items() if value})
 
 
 def config_of(
@@ -144,56 +47,10 @@ def config_of(
         >>> config.family, config.layers[0].attention.head_dim, config.tie
         ('gemma3_text', 64, True)
     """
-    if shape.config is not None:
-        keys = read_keys(shape.config) if keys is None else keys
-        return described(keys, vocab_size=vocab_size, length=length)
-    shape = completed(shape)
-    assert shape.family is not None
-    builder = _builder(shape.family)
-    takes = inspect.signature(builder).parameters
-    width = shape.embed // shape.heads
-    offered: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "embed": shape.embed,
-        "depth": shape.depth,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": width,
-        "query_scalar": float(width),
-        "rope_scaling": None,
-        "pattern": min(6, max(2, shape.depth)),
-        "tie": True,
-        "max_length": length,
-        "mlp": shape.mlp or shape.expert_mlp,
-    }
-    if "attention" in takes:
-        offered |= _latent(shape)
-    else:
-        offered |= {"experts": shape.experts, "top_k": shape.active_experts}
-    return builder(**{name: value for name, value in offered.items() if name in takes})
-
-
-def _latent(shape: Shape) -> dict[str, Any]:
-    """Returns the arguments of a family with latent attention."""
-    width = shape.embed // shape.heads
-    attention = LatentAttention(
-        heads=shape.heads,
-        q_rank=None,
-        kv_rank=-(-shape.embed // 4),
-        nope_dim=width,
-        rope_dim=2 * -(-width // 4),  # rotated in pairs
-        v_dim=width,
-        rope=Rope(theta=10_000.0, interleaved=True),
-    )
-    assert shape.family is not None
-    experts = Experts(
-        count=shape.experts,
-        top_k=shape.active_experts,
-        hidden=shape.expert_mlp,
-        shared=shape.expert_mlp,
-        **_LATENT_EXPERTS[shape.family],
-    )
-    return {"attention": attention, "experts": experts, "dense": min(1, shape.depth - 1)}
+    if shape.config is None:
+        return _sizes(shape).config(vocab_size=vocab_size, max_length=length)
+    keys = read_keys(shape.config) if keys is None else keys
+    return described(keys, vocab_size=vocab_size, length=length)
 
 
 def config_for(
@@ -268,7 +125,7 @@ def described(keys: Mapping[str, Any], *, vocab_size: int, length: int) -> Confi
         raise ValueError(
             f"a language model is a decoder, got a config.json with model_type="
             f"{keys['model_type']!r}, an encoder, which predicts no next token: pass that of one "
-            f"of {', '.join(sorted(decoders()))}"
+            f"of {', '.join(decoders())}"
         )
     if length > config.max_length:
         raise ValueError(

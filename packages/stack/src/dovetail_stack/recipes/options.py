@@ -10,14 +10,10 @@ import dataclasses
 import math
 import os
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"  # in the directory of a run
-HEAD = 64  # numbers of a head, where the width allows it
-# A decoder without other sizes: one that a CPU trains in minutes.
-FAMILY, EMBED, DEPTH, MLP = "llama", 192, 4, 512
-EXPERTS, ACTIVE = 8, 2  # of a mixture, as in Mixtral
 BALANCE = 0.01  # as in Fedus et al. 2021, 2101.03961, section 2.2
 PATTERN_HELP = (
     "glob of the files below --text: *.py leaves out subfolders, **/*.py does not; "
@@ -175,7 +171,7 @@ class Shape:
     """A decoder to make: a family and its sizes, or a config.json. The tokenizer gives the ids.
 
     A head has embed / heads numbers, an even number for rotary embeddings. Sizes that are 0 here
-    follow from the family: see `dovetail_stack.recipes.families.completed`.
+    follow from the family: see `dovetail_models.Sizes`.
     """
 
     config: str | None = declared(
@@ -187,55 +183,25 @@ class Shape:
     family: str | None = declared(
         None, "family of decoders, such as llama, gemma3 or mixtral; none: llama", metavar="NAME"
     )
-    embed: int = declared(0, f"width of the residual stream; 0: {EMBED}")
-    depth: int = declared(0, f"layers; 0: {DEPTH}")
-    heads: int = declared(0, f"query heads; 0: as many as give a head up to {HEAD} numbers")
+    embed: int = declared(0, "width of the residual stream; 0: 192")
+    depth: int = declared(0, "layers; 0: 4")
+    heads: int = declared(0, "query heads; 0: as many as give a head up to 64 numbers")
     kv_heads: int = declared(0, "key and value heads; 0: 1, where a family groups its heads")
-    mlp: int = declared(0, f"width of the dense feed-forward layers; 0: {MLP}")
-    experts: int = declared(0, f"experts of a mixture, per layer; 0: {EXPERTS}")
-    active_experts: int = declared(0, f"experts per token; 0: {ACTIVE}")
+    mlp: int = declared(0, "width of the dense feed-forward layers; 0: 512")
+    experts: int = declared(0, "experts of a mixture, per layer; 0: 8")
+    active_experts: int = declared(0, "experts per token; 0: 2")
     expert_mlp: int = declared(
         0, "width of an expert; 0: all active ones together are as wide as a dense layer"
     )
 
     def __post_init__(self) -> None:
-        sizes = [item.name for item in fields(self) if item.name not in ("config", "family")]
-        at_least(self, 0, *sizes)
-        if self.config is not None:
-            check_local("config", self.config)
-            self._refuse_sizes([name for name in ("family", *sizes) if getattr(self, name)])
+        if self.config is None:  # said as what it will be, in run.json too
+            object.__setattr__(self, "family", self.family or "llama")
             return
-        # Said as what they will be, in run.json too.
-        for name, default in {"family": FAMILY, "embed": EMBED, "depth": DEPTH}.items():
-            object.__setattr__(self, name, getattr(self, name) or default)
-        if self.embed % 2:
-            raise ValueError(
-                f"embed must be even, got embed={self.embed}: pass embed={self.embed + 1}"
-            )
-        if not self.heads:
-            widths = range(min(HEAD, self.embed), 0, -1)
-            width = next(d for d in widths if d % 2 == 0 and self.embed % d == 0)
-            object.__setattr__(self, "heads", self.embed // width)
-        if self.embed // 2 % self.heads:
-            raise ValueError(
-                f"heads must divide half of the width, got heads={self.heads}, embed={self.embed}: "
-                f"pass one of {_divisors(self.embed // 2)}, or another width"
-            )
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(
-                f"kv_heads must divide the query heads, got kv_heads={self.kv_heads}, "
-                f"heads={self.heads}: pass one of {_divisors(self.heads)}"
-            )
-        if self.active_experts > (self.experts or EXPERTS):
-            raise ValueError(
-                f"active_experts must be at most the experts, got active_experts="
-                f"{self.active_experts}, experts={self.experts or EXPERTS}: pass more experts, or "
-                f"active_experts={self.experts or EXPERTS}"
-            )
-
-    def _refuse_sizes(self, given: list[str]) -> None:
+        check_local("config", self.config)
+        given = {name: value for name, value in vars(self).items() if value and name != "config"}
         if given:
-            values = ", ".join(f"{name}={getattr(self, name)}" for name in given)
+            values = ", ".join(f"{name}={value}" for name, value in given.items())
             raise ValueError(
                 f"config must describe the whole model, got config={self.config} with {values}: "
                 "leave these out and edit a copy of the file, or leave config= out"

@@ -7,8 +7,9 @@ import tomllib
 
 import pytest
 
+from dovetail_runs.settings import help_of
 from dovetail_stack import settings, settings_file
-from dovetail_stack.recipes.options import Devices, help_of
+from dovetail_stack.recipes.options import Devices
 from dovetail_stack.settings import RECIPES, Chat, Continue, Distil, Pretrain
 
 GIVEN = {
@@ -49,9 +50,8 @@ def test_a_written_file_is_complete_and_gives_equal_settings(tmp_path, name, giv
     again = settings_file.read(_file(tmp_path, text), kind)
     assert values.items() <= again.items()
     # What is not in it is in a comment: it has no default, or None, which TOML lacks.
-    items = [
-        f for group in settings_file.sections(kind).values() for f in dataclasses.fields(group)
-    ]
+    groups = [*settings.parts(kind).values(), Devices]
+    items = [item for group in groups for item in dataclasses.fields(group)]
     for item in items:
         if item.name not in again:
             assert item.default in (None, dataclasses.MISSING)
@@ -96,11 +96,11 @@ def test_every_axis_of_the_mesh_has_a_default():
 @pytest.mark.parametrize(
     "text, parts",
     [
-        (None, ["'{file}'", "No such file", "--print-settings"]),
+        (None, ["'{file}'", "No such file", "write one"]),
         (b"\xff", ["must be TOML", "can't decode"]),
         ("a = =", ["must be TOML", "line 1, column"]),
         ("depth = 3", ["in its section", "depth at the top", "below a line [shape]"]),
-        ("[shap]\ndepth = 3", ["[files], [duration]", "got [shap]", "did you mean shape?"]),
+        ("[shap]\ndepth = 3", ["recipe, [files], [duration]", "got [shap]", "did you mean shape?"]),
         ("shape = 3", ["'shape' must be a section", "write [shape] on a line"]),
         ("[shape]\ndept = 3", ["section [shape]", "'dept'", "did you mean depth?", "write one of"]),
         ("[files]\ndepth = 3", ["in its section", "'depth' in section [files]", "a line [shape]"]),

@@ -41,7 +41,7 @@ def test_the_help_of_a_recipe_has_every_field_with_help_and_default(name, capsys
             said = "none" if none else f"{default:g}" if isinstance(default, float) else default
             text, named, meaning = help.partition(f"; {said}: ")
             if default is dataclasses.MISSING:
-                assert f"{help} (needed for a new run)" in shown
+                assert f"{help} (needed)" in shown
             elif named:  # by its meaning, not by a 0
                 assert f"{text} ({meaning})" in shown
             else:

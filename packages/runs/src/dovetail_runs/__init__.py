@@ -23,7 +23,8 @@ the files, also while a launch writes them. Nothing here imports JAX.
   `export` to TensorBoard and W&B.
 - Pages: `page` and `Page`, with a `Section` for results of your own, and `Watch`, which serves one
   on 127.0.0.1. They need the extra `pages`.
-- Settings as options of a command: `add_options`, `from_options`.
+- Settings as options of a command: `add_options`, `from_options`; in a TOML file: `read_options`,
+  `options_text`.
 
 The command `python -m dovetail_runs` lists, shows, compares, watches, exports, notes and tags.
 """
@@ -47,6 +48,7 @@ from dovetail_runs.record.media import Histogram, Image, Medium, Text
 from dovetail_runs.record.notes import Note
 from dovetail_runs.run import Run
 from dovetail_runs.settings import add_options, from_options
+from dovetail_runs.settings_file import options_text, read_options
 from dovetail_runs.summary import Summary, summary
 
 __all__ = [  # noqa: RUF022, by topic
@@ -83,6 +85,8 @@ __all__ = [  # noqa: RUF022, by topic
     # Settings as options
     "add_options",
     "from_options",
+    "read_options",
+    "options_text",
 ]
 
 __version__ = _version("dovetail-runs")

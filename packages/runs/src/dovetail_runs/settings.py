@@ -105,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
     A group of settings, a field that is a dataclass itself, is a group in the help. A field of type
     `bool` is a pair of options, `--shuffle` and `--no-shuffle`. The metadata of a field may have
     "help", a text, and arguments of argparse that replace those of its type: "choices", "metavar",
-    "type", "action", "nargs" and "const".
+    "type", "action", "nargs" and "const". A help may end in the meaning of a default: "; 0: none".
 
     Args:
         parser: The parser of the command.
@@ -145,7 +145,8 @@ def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _is_group(hint: Any) -> bool:
+def is_group(hint: Any) -> bool:
+    """Tests whether a field of this type is a group of settings."""
     return dataclasses.is_dataclass(hint) and isinstance(hint, type)
 
 
@@ -180,7 +181,7 @@ def _value(hint: Any, value: Any, place: str) -> Any:
             return None
         kinds = [a for a in args if a is not type(None)]
         return _value(kinds[0], value, place) if len(kinds) == 1 else value
-    if _is_group(hint):
+    if is_group(hint):
         if not isinstance(value, Mapping):
             raise DamagedRun(f"{place} must be a group of settings, got {value!r:.100}")
         return from_json(hint, value, place=place)
@@ -204,8 +205,8 @@ def _value(hint: Any, value: Any, place: str) -> Any:
 def _declare(
     parser: argparse.ArgumentParser, kind: type, group: Any, owners: dict[str, str]
 ) -> None:
-    for field, hint in _fields(kind):
-        if _is_group(hint):
+    for field, hint in fields_of(kind):
+        if is_group(hint):
             summary = (hint.__doc__ or "").partition("\n")[0]
             _declare(parser, hint, parser.add_argument_group(field.name, summary), owners)
             continue
@@ -220,7 +221,7 @@ def _declare(
             dest=field.name,
             default=argparse.SUPPRESS,
             required=field.default is field.default_factory is dataclasses.MISSING,
-            help=_help(field),
+            help=help_of(field).replace("%", "%%"),
             **arguments(field, hint),
         )
 
@@ -256,17 +257,30 @@ def _of_type(name: str, hint: Any) -> dict[str, Any]:
     )
 
 
-def _help(field: Any) -> str:
-    text = str(field.metadata.get("help", "")).replace("%", "%%")
-    if field.default in (dataclasses.MISSING, None, ()):
-        return text
-    return f"{text} ({str(field.default).replace('%', '%%')})".strip()
+def help_of(field: Any, *, in_words: bool = True) -> str:
+    """Returns the help of a field, with its default if it has one.
+
+    Args:
+        field: The field.
+        in_words: Replace a default by its meaning: "; 0: no average" becomes " (no average)".
+    """
+    help, default = str(field.metadata.get("help", "")), field.default
+    if default is dataclasses.MISSING:
+        made = field.default_factory is not dataclasses.MISSING
+        return help if made else f"{help} (needed)".strip()
+    off = default is False and field.metadata.get("action") == "store_true"
+    none = default is None or default == () or off
+    shown = "none" if none else f"{default:g}" if isinstance(default, float) else str(default)
+    text, named, meaning = help.partition(f"; {shown}: ")
+    if named:
+        return f"{text} ({meaning})" if in_words else help
+    return help if none else f"{help} ({shown})".strip()
 
 
 def _made(kind: type[S], values: Mapping[str, Any]) -> S:
     made: dict[str, Any] = {}
-    for field, hint in _fields(kind):
-        if _is_group(hint):
+    for field, hint in fields_of(kind):
+        if is_group(hint):
             made[field.name] = _made(hint, values)
         elif field.name in values:
             value = values[field.name]
@@ -274,7 +288,8 @@ def _made(kind: type[S], values: Mapping[str, Any]) -> S:
     return kind(**made)
 
 
-def _fields(kind: type) -> Iterator[tuple[Any, Any]]:
+def fields_of(kind: type) -> Iterator[tuple[Any, Any]]:
+    """Yields the fields of a class of settings with their types."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         yield field, hints[field.name]

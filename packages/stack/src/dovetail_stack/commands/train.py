@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_runs.settings import arguments
+from dovetail_runs.settings import arguments, help_of
 from dovetail_stack import launch_options, processes, settings, settings_file
 from dovetail_stack._command import DONE, INTERRUPTED, add_json
 from dovetail_stack.launch_options import (
@@ -32,7 +32,7 @@ from dovetail_stack.launch_options import (
 )
 from dovetail_stack.model_directory import EXPORT
 from dovetail_stack.parsing import Parser
-from dovetail_stack.recipes.options import Devices, Duration, check_local, help_of
+from dovetail_stack.recipes.options import Devices, Duration, check_local
 from dovetail_stack.settings import RECIPES, FromRecords
 
 LATE = ("monitoring",)  # groups at the end of a help
@@ -88,6 +88,7 @@ def _everywhere(parser: Parser) -> None:
             _options(group, kind)
     parser.words |= {rate: settings.option(rate) for rate in RATES}
     parser.words |= {"timeout_s": "--compile", "device": "--estimate", "now": "--date"}
+    parser.words["options_text"] = "--print-settings"
     add_json(parser)
 
 
@@ -222,8 +223,7 @@ def _printed(values: dict[str, Any]) -> str:
     given |= settings.given_of(values, kind)
     given |= {axis: values[axis] for axis in settings.AXES if axis in values}
     if "json" in values:
-        shown = {"recipe": kind.recipe, **settings_file.values_of(kind, given)}
-        return json.dumps(shown, indent=2)
+        return json.dumps(settings_file.values_of(kind, given), indent=2)
     return settings_file.written(kind, given).rstrip("\n")
 
 

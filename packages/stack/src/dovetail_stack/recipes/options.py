@@ -6,7 +6,6 @@ The metadata of each field hold the help of `dovetail train RECIPE --help`, with
 no library.
 """
 
-import dataclasses
 import math
 import os
 import re
@@ -74,24 +73,6 @@ def switch(help: str) -> Any:
 def needed(help: str, **parse: Any) -> Any:
     """Declares a required directory, or other paths if `parse` says so."""
     return field(metadata={"help": help, "type": absolute, **parse})
-
-
-def help_of(item: Any, *, in_words: bool = True) -> str:
-    """Returns the help of a field, with its default if it has one.
-
-    Args:
-        item: The field.
-        in_words: Replace a default by its meaning: "; 0: no average" becomes " (no average)".
-    """
-    help, default = item.metadata["help"], item.default
-    if default is dataclasses.MISSING:
-        return f"{help} (needed for a new run)"
-    none = default is None or default is False or default == ()
-    shown = "none" if none else f"{default:g}" if isinstance(default, float) else str(default)
-    text, named, meaning = help.partition(f"; {shown}: ")
-    if named:
-        return f"{text} ({meaning})" if in_words else help
-    return help if none else f"{help} ({shown})"
 
 
 def at_least(values: Any, least: int, *names: str) -> None:

@@ -51,8 +51,8 @@ def test_show_prints_a_run_or_an_object(folder, command):
     Run(folder / "a").note("größe")
     code, out, err = command("show", folder / "a")
     assert (code, err) == (0, "")
-    assert out.startswith(f"{folder}/a: toy, new\n")
-    assert out.endswith("größe\n")
+    assert out.startswith(f"{folder}/a: toy, new, changed ")
+    assert "  größe\n" in out
     content = json.loads(command("show", folder / "a", "--json")[1])
     assert content["settings"] == {"rate": 0.1, "steps": 5}
     assert content["account"]["wall_s"] == 2.0
@@ -85,6 +85,7 @@ def test_notes_and_tags_are_added_and_removed(folder, command):
     [
         ("list nowhere", 2, "runs lie in a directory, got 'nowhere', which does not exist"),
         ("show nowhere", 2, "a run is a folder with run.json, got 'nowhere', which does not"),
+        ("show nowhere", 2, "that was launched (list shows the runs of a directory)"),
         ("show data", 2, "a run is a folder with run.json, got 'data', which holds nothing"),
         ("show bad", 3, "'bad/run.json' must be JSON with settings, got a damaged file"),
         ("compare a bad", 3, "'bad/run.json' must be JSON with settings, got a damaged file"),

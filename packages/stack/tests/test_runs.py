@@ -125,9 +125,9 @@ def test_show_tells_settings_starts_and_evaluations(folder, capsys):
     shown = _printed(capsys, "show", folder / "done")
     for part in (
         "pretrain, finished",
-        "vocab_size  4096",
-        "eval/bits_per_byte  2.5  after step 3",
-        "eval/loss           4    after step 2",
+        "vocab_size            4096",
+        "last evaluation: bits per byte  2.5",
+        "last evaluation loss            4",
         "2026-01-02T03:04:05Z  started: dovetail train pretrain --out r",
         "4 × cpu (fsdp=4)",
         "git       directory in no repository, code aaaaaaaaaaaa with changes",
@@ -182,7 +182,7 @@ def test_compare_wants_two_runs_and_runs(folder, capsys):
 def test_the_process_that_the_others_wait_for_is_shown(folder, capsys):
     slow = {"straggler": 1, "straggler/data": 12.5, "straggler/others": 2.25}
     Jsonl(folder / "done" / "metrics.jsonl").write(3, {"seconds/step": 50.0, **slow})
-    line = "slowest      process 1: 12.5 s of data, the others 2.2 s"
+    line = "slowest   process 1: 12.5 s of data, the others 2.2 s"
     assert line in _printed(capsys, "show", folder / "done")
     shown = json.loads(_printed(capsys, "show", folder / "done", "--json"))["account"]["straggler"]
     assert shown == {"process": 1, "activity": "data", "own_s": 12.5, "others_s": 2.25}
@@ -230,17 +230,21 @@ def test_show_draws_the_states_of_a_job_on_many_hosts(tmp_path, capsys):
     path = _with_job(tmp_path / "r", _start(generation=0), _start(generation=1))
     shown = _printed(capsys, "show", path).splitlines()
     bar = "." * 12 + "█" * 15 + "░" * 3 + "█" * 30
-    begin = shown.index("  1970-01-01T00:00:00Z  finished after 20.0 s")
-    assert shown[begin - 1 : begin + 9] == [
-        "on many hosts",
-        "  1970-01-01T00:00:00Z  finished after 20.0 s",
-        f"    {bar}",
-        "         9.0 s  generation 0 failed: rank 1 was killed",
-        "         9.0 s  The job is stuck",
-        "  █ running         15.0 s  75.0%",
-        "  ░ restarting      1.0 s   5.0%",
-        "  . waiting         4.0 s   20.0%",
-        "  steps that count          30.0%",
+    begin = shown.index("On many hosts")
+    assert shown[begin : begin + 7] == [
+        "On many hosts",
+        "  launch 0          finished after 20.0 s, 3 reports",
+        "  █ running         15.0 s, 75.0%",
+        "  ░ restarting      1.0 s, 5.0%",
+        "  . waiting         4.0 s, 20.0%",
+        "  steps that count  30.0%",
+        "",
+    ]
+    begin = shown.index("1970-01-01T00:00:00Z  on many hosts")
+    assert shown[begin + 1 : begin + 5] == [
+        f"  {bar}",
+        "       9.0 s  generation 0 failed: rank 1 was killed",
+        "       9.0 s  The job is stuck",
         "",
     ]
     assert any(line.endswith("--out r, start 1 of its job") for line in shown)

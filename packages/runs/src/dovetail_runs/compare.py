@@ -74,7 +74,7 @@ def compare(runs: Mapping[str, Run] | Sequence[Run]) -> Comparison:
         summaries=summaries,
         settings=differing([r | t for r, t in zip(recipes, tables, strict=True)]),
         versions=differing([begun.get("versions", {}) for begun in last]),
-        devices=[_devices(begun) for begun in last],
+        devices=[devices_of_launch(begun) for begun in last],
         mean_losses={
             int(step): [float(means[np.searchsorted(steps, step)]) for steps, means in losses]
             for step in common
@@ -107,6 +107,7 @@ def _trailing_means(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return curve.steps, sums / np.minimum(np.arange(len(curve)) + 1, WINDOW)
 
 
-def _devices(begun: Mapping[str, Any]) -> str | None:
+def devices_of_launch(begun: Mapping[str, Any]) -> str | None:
+    """Returns the devices of a start of a launch, such as "8 × H100"; None without them."""
     devices = begun.get("devices")
     return devices and f"{devices.get('count', '?')} × {devices.get('kind', '?')}"

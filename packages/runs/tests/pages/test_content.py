@@ -91,7 +91,7 @@ def test_metrics_of_a_file_have_a_page_too(tmp_path):
     rows = Tables(shown["tables"]).rows
     assert rows["mean loss"] == ["1", "1"]
     assert rows["state"] == ["finished", "–"]
-    assert rows["waiting for checkpoints, s"] == ["4", "4"]
+    assert rows["waiting for checkpoints"] == ["4.0 s", "4.0 s"]
 
 
 def test_a_job_on_many_hosts_has_a_table(tmp_path):
@@ -105,7 +105,7 @@ def test_a_job_on_many_hosts_has_a_table(tmp_path):
     (run.path / "job.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = Tables(content({"r": run})["tables"]).rows
     assert rows["launch 0"] == ["finished after 2.0 s, 0 reports"]
-    assert rows["running, s"] == ["1"]
+    assert rows["█ running"] == ["1.0 s, 50.0%"]
 
 
 def test_long_curves_have_medians_of_each_level(tmp_path):

@@ -43,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the parsed action and returns the exit code. Raises the library's errors."""
-    args.act(args)
+    try:
+        args.act(args)
+    except ValueError as error:
+        if args.action == "show" and not (args.path / SETTINGS).is_file():
+            error.add_note("(list shows the runs of a directory)")
+        raise
     return DONE
 
 
@@ -211,7 +216,7 @@ def _print_comparison(args: argparse.Namespace) -> None:
     comparison = compare(runs)
     _write_page(args, runs)
     if not args.json:
-        print(text.compared(comparison))
+        print(text.compared(runs, comparison))
         return
     _print_object(dataclasses.asdict(comparison))
 

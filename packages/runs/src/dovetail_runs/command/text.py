@@ -11,14 +11,12 @@ from typing import Any
 from dovetail_runs._command import printable
 from dovetail_runs.compare import Comparison
 from dovetail_runs.find import Found
-from dovetail_runs.metrics.account import Account
 from dovetail_runs.record import job
 from dovetail_runs.run import Run
-from dovetail_runs.settings import flat
 from dovetail_runs.summary import EVALUATION, WINDOW, Summary, summary
+from dovetail_runs.tables import Table, tables
 
 COLUMNS = ("state", "step", "mean loss", "tokens/s", "stalled", "goodput", "age")
-_NOTHING = (None, [], "", {})  # settings that are not shown
 SHOWN_LOSSES = 10  # of the steps that compared runs have in common
 _WINDOW = (
     f"mean loss, tokens/s (median, without stalls) and stalled are over the last {WINDOW} updates, "
@@ -53,47 +51,44 @@ def listed(directory: Path, found: Found) -> str:
 
 def shown(run: Run) -> str:
     """Returns everything about a run."""
+    content = tables({"": run}, {"": run.metrics})
+    for title in ("Versions", "Last launch"):  # those of each launch follow
+        content.pop(title, None)
     row = summary(run)
-    cells = dict(zip(COLUMNS, _cells(row), strict=True))
-    figures = [[f"  {name}", cell] for name, cell in cells.items() if name != "state"]
-    evaluations = [
-        [f"  {name}", value(number), f"after step {step}"]
-        for name, (step, number) in row.evaluations.items()
-    ]
-    head = printable(f"{run.path}: {row.recipe or 'a run'}, {cells['state']}")
+    head = printable(f"{run.path}: {row.recipe or 'a run'}, {row.state}")
     blocks = [
-        f"{head}\n{table(figures)}\n  {_WINDOW}",
-        _section("tags", [[f"  {' '.join(row.tags)}"]] if row.tags else []),
-        *_settings(run.settings),
-        _section("last evaluations", evaluations),
-        _section("where the time went, over all launches", _seconds(run.account)),
-        _job(run.job, run.job_goodput),
+        f"{head}, changed {_age(time.time() - row.updated)} ago",
+        *(f"{title}\n{table(_rows(content[title]))}" for title in content),
+        _WINDOW,
+        *map(_job, run.job),
         *map(_event, run.events),
-        _section("media", _media(run)),
-        _section("notes", [[f"  {note.time}", printable(note.text)] for note in run.notes]),
-        _section("damaged lines, left out", [[f"  {line}"] for line in run.damage]),
+        _media(run),
     ]
     return "\n\n".join(filter(None, blocks))
 
 
-def compared(comparison: Comparison) -> str:
-    """Returns the comparison as a table with a column for each run."""
+def compared(runs: Mapping[str, Run], comparison: Comparison) -> str:
+    """Returns the tables of runs, with a column for each, and their losses at common steps.
+
+    Args:
+        runs: Runs by the name to show.
+        comparison: Their comparison.
+    """
     steps, losses = _thinned(list(comparison.mean_losses)), comparison.mean_losses
-    names = ("state", "step", "mean_loss", "tokens_per_s", "stalled", "goodput")
-    figures = {name: [getattr(row, name) for row in comparison.summaries] for name in names}
-    sections = {
-        "": {"devices": comparison.devices, **figures},
-        "settings that differ": comparison.settings,
-        "versions that differ": comparison.versions,
-        "mean loss at common steps": {str(step): losses[step] for step in steps},
-        "last evaluations": comparison.evaluations,
-    }
-    rows = [["", *comparison.names]]
+    sections = tables(runs, {name: run.metrics for name, run in runs.items()})
+    for title in ("Last launch", "Notes", "Damaged lines, left out"):  # wide ones
+        sections.pop(title, None)
+    sections["Mean loss at common steps"] = {str(step): list(losses[step]) for step in steps}
+    for title in ("Settings that differ", "Versions that differ"):
+        sections.setdefault(title, {})
+    rows = [["", *runs]]
     for title, content in sections.items():
-        if title:
-            rows += [[title if content else f"{title}: none"]]
-        rows += [[f"  {name}", *map(value, values)] for name, values in content.items()]
+        rows += [[title if content else f"{title}: none"], *_rows(content)]
     return f"{table(rows)}\n{_WINDOW}"
+
+
+def _rows(content: Table) -> list[list[str]]:
+    return [[f"  {name}", *map(value, values)] for name, values in content.items()]
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -131,65 +126,29 @@ def _cells(row: Summary) -> list[str]:
     ]
 
 
-def _settings(settings: Mapping[str, Any]) -> list[str]:
-    """Returns a section for each group of settings, and one for those of no group."""
-    groups = {name: group for name, group in settings.items() if isinstance(group, dict)}
-    sections = {"settings": {k: v for k, v in settings.items() if k not in groups}, **groups}
-    return [
-        _section(title, [[f"  {k}", value(v)] for k, v in flat(group).items() if v not in _NOTHING])
-        for title, group in sections.items()
-    ]
-
-
-def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
-    return f"{title}\n{table(rows)}" if rows else ""
-
-
-def _seconds(account: Account | None) -> list[list[str]]:
-    if account is None:
-        return []
-    names = ("step", "skipped", "repeated", "stalled", "idle", "other")
-    seconds = {name: getattr(account, f"{name}_s") for name in names}
-    whole = max(sum(seconds.values()), 1e-9)
-    rows = [[f"  {name}", f"{s:,.1f} s", f"{s / whole:.1%}"] for name, s in seconds.items()]
-    if account.clock_back_s:
-        rows.append(["  the clock went back by", f"{account.clock_back_s:,.1f} s"])
-    if account.straggler is not None:
-        rows.append([f"  slowest      {account.straggler}"])
-    return rows
-
-
-def _job(launches: Sequence[job.JobLaunch], goodput: float | None) -> str:
-    """Returns a bar and the log of each launch on many hosts, and the time in each state."""
-    if not launches:
-        return ""
-    lines = ["on many hosts"]
-    for launch in launches:
-        begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(launch.begin_s))
-        total_s = launch.end_s - launch.begin_s
-        outcome = launch.outcome or "no end recorded"
-        lines += [f"  {begun}  {outcome} after {total_s:,.1f} s", f"    {launch.bar()}"]
-        # A report has its stacks below its first line. A traceback repeats the line before it.
-        heads = [(at, printable(text.partition("\n")[0])) for at, text in launch.log]
-        lines += [
-            f"    {at - launch.begin_s:8,.1f} s  {head}"
-            for at, head in heads
-            if not head.startswith("Traceback")
+def _job(launch: job.JobLaunch) -> str:
+    """Returns a bar and the log of a launch on many hosts."""
+    begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(launch.begin_s))
+    # A report has its stacks below its first line. A traceback repeats the line before it.
+    heads = [(at, printable(text.partition("\n")[0])) for at, text in launch.log]
+    return "\n".join(
+        [
+            f"{begun}  on many hosts",
+            f"  {launch.bar()}",
+            *(
+                f"  {at - launch.begin_s:8,.1f} s  {head}"
+                for at, head in heads
+                if not head.startswith("Traceback")
+            ),
         ]
-    totals = job.seconds([span for launch in launches for span in launch.spans])
-    whole_s = max(sum(totals.values()), 1e-9)
-    rows = [
-        [f"  {job.SIGNS[state]} {state}", f"{total_s:,.1f} s", f"{total_s / whole_s:.1%}"]
-        for state, total_s in totals.items()
-    ]
-    share = "-" if goodput is None else f"{goodput:.1%}"
-    return "\n".join([*lines, table([*rows, ["  steps that count", "", share]])])
+    )
 
 
-def _media(run: Run) -> list[list[str]]:
-    """Returns a row for each series of texts, images or histograms."""
+def _media(run: Run) -> str:
+    """Returns a line for each series of texts, images or histograms."""
     counts = Counter((medium.name, type(medium).__name__.lower()) for medium in run.media)
-    return [[f"  {name}", f"{n} {kind}{'s' * (n > 1)}"] for (name, kind), n in counts.items()]
+    rows = [[f"  {name}", f"{n} {kind}{'s' * (n > 1)}"] for (name, kind), n in counts.items()]
+    return f"Media\n{table(rows)}" if rows else ""
 
 
 def _event(event: Mapping[str, Any]) -> str:

@@ -12,9 +12,10 @@ from dovetail_runs.metrics.metrics import Metrics
 from dovetail_runs.pages import curves
 from dovetail_runs.pages.media import heat_charts, media_html
 from dovetail_runs.pages.section import Section
-from dovetail_runs.pages.tables import tables
-from dovetail_runs.pages.words import words
+from dovetail_runs.pages.tables import tables_html
 from dovetail_runs.run import Run
+from dovetail_runs.tables import tables
+from dovetail_runs.words import words
 
 BYTES = 900_000  # of the numbers of a page
 _POINT = 28  # bytes of a point and of its share in the medians, about
@@ -56,7 +57,7 @@ def content(
         "charts": [*(chart for chart in charts if chart["lines"]), *heat],
         "marks": [_marks(metrics) for metrics in read.values()],
         "sections": "".join(section.html() for section in sections) + media,
-        "tables": tables(runs, read),
+        "tables": tables_html(tables(runs, read), list(runs)),
     }
 
 

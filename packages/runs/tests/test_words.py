@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail_runs.pages.words import words
+from dovetail_runs.words import words
 
 
 @pytest.mark.parametrize(

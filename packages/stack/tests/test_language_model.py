@@ -143,5 +143,5 @@ def test_a_mixture_has_the_balance_loss_and_others_refuse_it():
     assert recipe.balance_weights(dense, Training()) == {}
     with pytest.raises(ValueError, match=r"balance=0\.1 and family=llama, .*: leave it out"):
         recipe.pretraining(dense, Training(balance=0.1))
-    with pytest.raises(ValueError, match=r"balance must be at least 0, got balance=-1: try"):
+    with pytest.raises(ValueError, match=r"balance must be at least 0, got balance=-1: leave"):
         Training(balance=-1)

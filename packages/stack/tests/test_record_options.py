@@ -37,7 +37,7 @@ from dovetail_stack.recipes.record_options import (
         (
             Preferring,
             {"loss": "orpo", "kind": "ipo"},
-            r"loss=orpo, which has one form: leave",
+            r"loss=orpo, which has none: leave",
         ),
         (
             Preferring,
@@ -47,10 +47,10 @@ from dovetail_stack.recipes.record_options import (
         (
             Preferring,
             {"loss": "kto", "label_smoothing": 0.1},
-            r"for dpo or cpo, got label_smoothing=0.1, loss=kto: leave it out",
+            r"for dpo or cpo, got label_smoothing=0.1, loss=kto, which",
         ),
         (Preferring, {"loss": "kto", "reference": "field"}, r"must be frozen for kto.*pass refere"),
-        (Rewarding, {"center": -0.1}, r"at least 0, got center=-0.1: try center=0.01"),
+        (Rewarding, {"center": -0.1}, r"at least 0, got center=-0.1: leave it out"),
         (Embedding, {"temperature": 0.0}, r"above 0, got temperature=0.0: leave it out"),
         (Embedding, {"negative": "query"}, r"fields of their own, got query=query.*name different"),
         (Encoding, {"learning_rate": 0.0}, r"above 0, got learning_rate=0.0: leave it out"),

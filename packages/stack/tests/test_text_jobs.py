@@ -29,13 +29,29 @@ def test_samples_of_a_directory_need_samples_and_a_directory(recipe):
     assert "directory_sampling" not in settings.flat(settings.create(RECIPES["pretrain"], given))
 
 
+@pytest.fixture
+def text(tmp_path):
+    """A folder of files, of which one in ten is held out."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(20):
+        (folder / f"{i}.py").write_text(f"def number_{i}():\n    return {i}\n" * 9)
+    return folder
+
+
+@pytest.mark.thorough("it trains a tokenizer")
+def test_a_model_from_nothing_writes_samples_too(text, tmp_path, capsys):
+    given = {"text": str(text), "samples": 2, "length": 16, "vocab_size": 260, "embed": 8}
+    run = settings.create(RECIPES["pretrain"], given)
+    (hook,) = text_jobs.job_of(run, tmp_path, make_mesh({}), Launch()).hooks
+    assert hook.every == 2
+    assert "suggests" not in capsys.readouterr().err
+
+
 @pytest.mark.thorough("it compiles an engine")
-def test_samples_are_drawn_as_the_directory_suggests(source, tmp_path, capsys):
-    directory, out, text = tmp_path / "model", tmp_path / "run", tmp_path / "text"
+def test_samples_are_drawn_as_the_directory_suggests(source, text, tmp_path, capsys):
+    directory, out = tmp_path / "model", tmp_path / "run"
     shutil.copytree(source, directory)
-    text.mkdir()
-    for i in range(20):  # of which one in ten is held out
-        (text / f"{i}.py").write_text(f"def number_{i}():\n    return {i}\n" * 9)
     drawn = {"do_sample": True, "temperature": 9.0, "top_k": 200}
     (directory / "generation_config.json").write_text(json.dumps(drawn))
     given = {"text": str(text), "model": str(directory), "samples": 2, "length": 16}

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail_models.config.decoder import Config, LatentAttention
-from dovetail_models.config.layer import Experts, Groups
+from dovetail_models.config.layer import Experts, Groups, divisors
 from dovetail_models.config.rope import Rope
 from dovetail_models.families import FAMILIES
 
@@ -127,12 +127,12 @@ class Sizes:
         if self.embed // 2 % self.heads:
             raise ValueError(
                 f"heads must divide half of the width, got heads={self.heads}, embed={self.embed}: "
-                f"pass one of {_divisors(self.embed // 2)}, or another width"
+                f"pass one of {_listed(divisors(self.embed // 2))}, or another width"
             )
         if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(
                 f"kv_heads must divide the query heads, got kv_heads={self.kv_heads}, "
-                f"heads={self.heads}: pass one of {_divisors(self.heads)}"
+                f"heads={self.heads}: pass one of {_listed(divisors(self.heads))}"
             )
 
     def _defaults(self) -> dict[str, int]:
@@ -224,13 +224,13 @@ def _parameters(family: str) -> typing.Mapping[str, inspect.Parameter]:
             advice = ", an encoder, which predicts no next token: pass"
         raise ValueError(
             f"family must be a decoder of dovetail_models, got family={family}{advice} one of "
-            f"{', '.join(known)}"
+            f"{_listed(known)}"
         )
     return inspect.signature(_builders()[family]).parameters
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(i) for i in range(1, number + 1) if number % i == 0)
+def _listed(values: typing.Iterable[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _reason(name: str, *, mixture: bool) -> str:

@@ -128,9 +128,10 @@ def _joined(run: FromText, text: Prepared, recipe: Recipe, launch: Launch, *, li
     """Joins text and recipe. The tokenizer of `like` is exported."""
     length, seed = run.training.length, run.training.seed
     hooks = []
-    drawn = isinstance(run, Continue | Distil) and run.monitoring.directory_sampling
+    published = isinstance(run, Continue | Distil)
+    drawn = published and run.monitoring.directory_sampling
     if run.monitoring.samples:
-        if not drawn and (line := suggestion(like, GREEDY)):
+        if published and not drawn and (line := suggestion(like, GREEDY)):
             say(line)
         samples = Samples(
             launch.write_text,

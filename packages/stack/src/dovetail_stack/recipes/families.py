@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail_data import Tokenizer
 from dovetail_models import Config, Experts, Sizes
+from dovetail_models.config.layer import divisors
 from dovetail_models.hf.config import parse
 from dovetail_models.sizes import decoders
 from dovetail_stack.recipes.options import Shape
@@ -145,11 +146,10 @@ def check_experts(config: Config, *, ways: int) -> None:
 
     Experts that do not divide would lie on all of them, whole.
     """
-    for layer in config.layers:
-        if isinstance(layer.mlp, Experts) and layer.mlp.count % ways:
-            count = layer.mlp.count
-            divisors = ", ".join(str(i) for i in range(1, count + 1) if count % i == 0)
+    counts = [layer.mlp.count for layer in config.layers if isinstance(layer.mlp, Experts)]
+    for count in counts:
+        if count % ways:
             raise ValueError(
                 f"the {count} experts of a layer must divide among the devices of their axis, got "
-                f"expert={ways}: pass one of {divisors}"
+                f"expert={ways}: pass one of {', '.join(map(str, divisors(count)))}"
             )

@@ -76,7 +76,7 @@ def needed(help: str, **parse: Any) -> Any:
 
 
 def at_least(values: Any, least: int, *names: str) -> None:
-    """Raises ValueError if one of these fields is below `least`.
+    """Raises ValueError unless these fields are at least `least` and finite.
 
     Args:
         values: Settings.
@@ -85,7 +85,7 @@ def at_least(values: Any, least: int, *names: str) -> None:
     """
     for name in names:
         value = getattr(values, name)
-        if value < least:
+        if not least <= value < math.inf:
             raise ValueError(f"{name} must be at least {least}, got {name}={value}: leave it out")
 
 
@@ -251,10 +251,8 @@ class Training(Batching):
     def __post_init__(self) -> None:
         super().__post_init__()
         above_zero(self, "learning_rate", "matrix_learning_rate")
-        if self.balance is not None and not 0 <= self.balance < math.inf:
-            raise ValueError(
-                f"balance must be at least 0, got balance={self.balance}: try balance={BALANCE}"
-            )
+        if self.balance is not None:
+            at_least(self, 0, "balance")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,11 +103,7 @@ class Tuning(Batching):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lora_rank < 0 or self.learning_rate < 0:
-            raise ValueError(
-                f"lora_rank and learning_rate must be at least 0, got lora_rank={self.lora_rank}, "
-                f"learning_rate={self.learning_rate}: leave them out for the defaults"
-            )
+        at_least(self, 0, "lora_rank", "learning_rate")
         if not self.learning_rate:  # said as what it will be, in run.json too
             object.__setattr__(self, "learning_rate", self.rates[bool(self.lora_rank)])
 
@@ -289,24 +285,16 @@ class Preferring:
     )
 
     def __post_init__(self) -> None:
-        if self.beta is not None and not 0 < self.beta < float("inf"):
-            raise ValueError(f"beta must be above 0, got beta={self.beta}: leave it out")
-        if self.label_smoothing and self.loss not in SMOOTHED:
-            raise ValueError(
-                f"label_smoothing must be for {' or '.join(SMOOTHED)}, got "
-                f"label_smoothing={self.label_smoothing}, loss={self.loss}: leave it out"
-            )
-        if self.kind is not None and self.loss not in KINDS:
-            raise ValueError(
-                f"kind must be a form of {', '.join(KINDS)}, got kind={self.kind}, "
-                f"loss={self.loss}, which has one form: leave kind= out"
-            )
-        if self.reference and self.loss not in WITH_REFERENCE:
-            raise ValueError(
-                f"reference must be for {' or '.join(WITH_REFERENCE)}, got "
-                f"reference={self.reference}, loss={self.loss}, which has none: leave reference= "
-                "out"
-            )
+        if self.beta is not None:
+            above_zero(self, "beta")
+        having = {"label_smoothing": SMOOTHED, "kind": KINDS, "reference": WITH_REFERENCE}
+        for name, losses in having.items():
+            value = getattr(self, name)
+            if value and self.loss not in losses:
+                raise ValueError(
+                    f"{name} must be for {' or '.join(losses)}, got {name}={value}, "
+                    f"loss={self.loss}, which has none: leave {name}= out"
+                )
         if self.reference == "field" and self.loss == "kto":
             raise ValueError(
                 "reference must be frozen for kto, whose batches have other answers each time, "
@@ -326,10 +314,7 @@ class Rewarding:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.center < float("inf"):
-            raise ValueError(
-                f"center must be at least 0, got center={self.center}: try center=0.01"
-            )
+        at_least(self, 0, "center")
 
 
 @dataclass(frozen=True, kw_only=True)

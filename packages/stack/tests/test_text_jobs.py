@@ -9,7 +9,7 @@ from dovetail_infer import Sampling
 from dovetail_models import load
 from dovetail_runs import Launch, Run
 from dovetail_stack import settings, text_jobs
-from dovetail_stack.mesh import make_mesh
+from dovetail_stack.processes import make_mesh
 from dovetail_stack.recipes.engine import engine
 from dovetail_stack.recipes.record_options import SourceMonitoring
 from dovetail_stack.settings import RECIPES

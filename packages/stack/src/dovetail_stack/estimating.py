@@ -17,8 +17,7 @@ from dovetail_cluster import Devices, compiled, devices
 from dovetail_stack import text_jobs
 from dovetail_stack.launch_options import COMPILE_S
 from dovetail_stack.launch_settings import accepting, check_batch, jobs_of, planned
-from dovetail_stack.mesh import make_mesh
-from dovetail_stack.processes import say
+from dovetail_stack.processes import make_mesh, say
 from dovetail_stack.recipes.fitting import Recipe, estimate_step, step_program
 from dovetail_stack.settings import Settings, option
 from dovetail_train import Program

@@ -25,7 +25,7 @@ from dovetail_runs import Run
 from dovetail_runs.record import job
 from dovetail_stack import launch_settings, rewinding, settings
 from dovetail_stack.launch_options import HOSTS, LONG, STALL_S
-from dovetail_stack.mesh import axes_of, over_all
+from dovetail_stack.processes import axes_of, over_all
 from dovetail_stack.ranks import FinalError, rank
 from dovetail_train import abstract_mesh
 

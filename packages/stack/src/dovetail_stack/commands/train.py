@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     from dovetail_stack.checking import checked
     from dovetail_stack.estimating import report
     from dovetail_stack.many_hosts import drive
-    from dovetail_stack.mesh import axes_of, make_mesh, parsed_dcn
+    from dovetail_stack.processes import axes_of, make_mesh, parsed_dcn
     from dovetail_stack.training import launch
 
     axes = axes_of(values)

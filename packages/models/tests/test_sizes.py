@@ -4,7 +4,7 @@ import pytest
 
 from dovetail_models import Sizes, llama, mixtral
 from dovetail_models.families import FAMILIES
-from dovetail_models.sizes import decoders
+from dovetail_models.fresh.sizes import decoders
 
 TINY = {"embed": 8, "depth": 2, "heads": 2}
 

@@ -11,8 +11,8 @@ from flax import nnx
 
 from dovetail_data import Bytes, Pretrained
 from dovetail_models import Config, abstract, mixtral, save
+from dovetail_models.fresh.sizes import decoders
 from dovetail_models.hf.config import describe
-from dovetail_models.sizes import decoders
 from dovetail_optim import explain
 from dovetail_stack import cli
 from dovetail_stack.recipes import families

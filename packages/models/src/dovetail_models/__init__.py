@@ -77,15 +77,15 @@ from dovetail_models.families.siglip_text import siglip_text
 from dovetail_models.families.siglip_vision import siglip_vision
 from dovetail_models.families.vit import vit
 from dovetail_models.flops import active, flops, kv_bytes, size
+from dovetail_models.fresh.init import abstract, init
+from dovetail_models.fresh.sizes import Sizes
 from dovetail_models.hf.accept import accepting
-from dovetail_models.hf.classifier import add_classifier
 from dovetail_models.hf.explain import Explanation, explain
 from dovetail_models.hf.generation import GenerationDefaults, generation_defaults
 from dovetail_models.hf.inspection import Cost, Inspection, inspect
 from dovetail_models.hf.load import load, load_encoder
-from dovetail_models.hf.save import save
+from dovetail_models.hf.save import add_classifier, save
 from dovetail_models.hf.sentences import SentenceModules, sentence_modules
-from dovetail_models.init import abstract, init
 from dovetail_models.model.decoder import Decoder
 from dovetail_models.model.encoder import TextEncoder
 from dovetail_models.model.pool import pool
@@ -94,7 +94,6 @@ from dovetail_models.model.run import Remat
 from dovetail_models.model.servable import Servable, servable
 from dovetail_models.model.vision import DualEncoder, VisionEncoder
 from dovetail_models.placing.shard import RULES, shardings
-from dovetail_models.sizes import Sizes
 from dovetail_models.surgery import lora
 from dovetail_models.surgery.grow import grow
 from dovetail_models.surgery.layers import relayer

@@ -12,6 +12,7 @@ import numpy as np
 from dovetail_runs.run import Run
 from dovetail_runs.settings import flat, short
 from dovetail_runs.summary import WINDOW, Summary, summary
+from dovetail_runs.tables import devices_of_launch, differing, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,18 +86,6 @@ def compare(runs: Mapping[str, Run] | Sequence[Run]) -> Comparison:
     )
 
 
-def side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns {name: values}, one value for each table."""
-    names = dict.fromkeys(name for table in tables for name in table)
-    return {name: [table.get(name) for table in tables] for name in names}
-
-
-def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the rows of `side_by_side` whose values are not all equal."""
-    rows = side_by_side(tables)
-    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
-
-
 def _trailing_means(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps i64[n] and for each the mean over the last WINDOW losses up to it, f64[n]."""
     curve = run.metrics.updates("loss")
@@ -105,9 +94,3 @@ def _trailing_means(run: Run) -> tuple[np.ndarray, np.ndarray]:
     padded = np.r_[np.zeros(WINDOW - 1), curve.values]
     sums = np.lib.stride_tricks.sliding_window_view(padded, WINDOW).sum(-1)
     return curve.steps, sums / np.minimum(np.arange(len(curve)) + 1, WINDOW)
-
-
-def devices_of_launch(begun: Mapping[str, Any]) -> str | None:
-    """Returns the devices of a start of a launch, such as "8 × H100"; None without them."""
-    devices = begun.get("devices")
-    return devices and f"{devices.get('count', '?')} × {devices.get('kind', '?')}"

@@ -8,7 +8,6 @@ Figures, settings, time, hosts, versions, the last launch, notes and damage.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail_runs.compare import devices_of_launch, differing, side_by_side
 from dovetail_runs.metrics.account import account_of
 from dovetail_runs.metrics.metrics import Metrics
 from dovetail_runs.record import job
@@ -58,6 +57,24 @@ def tables(runs: Mapping[str, Run | Metrics], shown: Mapping[str, Metrics]) -> d
         ),
     }
     return {title: content for title, content in sections.items() if content}
+
+
+def side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns {name: values}, one value for each table."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: [table.get(name) for table in tables] for name in names}
+
+
+def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the rows of `side_by_side` whose values are not all equal."""
+    rows = side_by_side(tables)
+    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def devices_of_launch(begun: Mapping[str, Any]) -> str | None:
+    """Returns the devices of a start of a launch, such as "8 × H100"; None without them."""
+    devices = begun.get("devices")
+    return devices and f"{devices.get('count', '?')} × {devices.get('kind', '?')}"
 
 
 def _figures_of(run: Run | None, shown: Metrics, begun: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dovetail_runs import Run
 from dovetail_runs.record import job
 from dovetail_stack import launch_settings, rewinding, settings
 from dovetail_stack.launch_options import HOSTS, LONG, STALL_S
-from dovetail_stack.processes import axes_of, over_all
+from dovetail_stack.processes import over_all
 from dovetail_stack.ranks import FinalError, rank
 from dovetail_train import abstract_mesh
 
@@ -142,7 +142,7 @@ def _misfit(run: settings.Settings, values: Mapping[str, Any], devices: int) -> 
 
 
 def _absent_mesh(values: Mapping[str, Any], devices: int) -> AbstractMesh:
-    return abstract_mesh(devices, device=None, **over_all(axes_of(values), devices))
+    return abstract_mesh(devices, device=None, **over_all(settings.axes_of(values), devices))
 
 
 def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one command: process 0 works on the files of the run, the others wait for it."""
+"""The processes of a command, of which process 0 works on the files of the run, and their mesh."""
 
 import contextlib
 import math
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dovetail_stack._command import exit_code_of
-from dovetail_stack.settings import AXES
 
 T = TypeVar("T")
 
@@ -128,11 +127,6 @@ def make_mesh(
         _compile_anew()
     # As --estimate --compile has it: refused only where no arrangement exists.
     return mesh_of(**axes, devices=devices, dcn=dcn, allow_split_physical_axes=True)
-
-
-def axes_of(values: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of the axes of the mesh, by the options of a command."""
-    return {axis: values.get(axis, 1) for axis in AXES}
 
 
 def parsed_dcn(text: str, axes: dict[str, int]) -> dict[str, int]:

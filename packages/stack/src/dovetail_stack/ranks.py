@@ -15,7 +15,8 @@ from typing import Any
 from dovetail_cluster import Context
 from dovetail_stack import training
 from dovetail_stack._command import FAILED, exit_code_of
-from dovetail_stack.processes import axes_of, make_mesh
+from dovetail_stack.processes import make_mesh
+from dovetail_stack.settings import axes_of
 from dovetail_stack.supervision import Supervision
 from dovetail_train import BadStep
 

@@ -10,6 +10,7 @@ comparison of runs.
 import argparse
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -302,6 +303,11 @@ def flat(stored: Settings) -> dict[str, Any]:
     """Returns {field: value} of all groups."""
     values = dataclasses.asdict(stored)
     return {k: v for name in parts(type(stored)) for k, v in values[name].items()}
+
+
+def axes_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of the axes of the mesh, by the options of a command."""
+    return {axis: values.get(axis, 1) for axis in AXES}
 
 
 def differences(given: dict[str, Any], stored: Settings) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dovetail_data import train_bpe
 from dovetail_infer import Engine, Sampling
 from dovetail_kernels import grouped_matmul
 from dovetail_models import init, save
-from dovetail_models.sizes import decoders
+from dovetail_models.fresh.sizes import decoders
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape
 

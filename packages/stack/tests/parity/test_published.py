@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from dovetail_models.sizes import decoders
+from dovetail_models.fresh.sizes import decoders
 from dovetail_stack import cli
 
 pytestmark = pytest.mark.parity

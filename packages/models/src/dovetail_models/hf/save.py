@@ -5,12 +5,15 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from dovetail_models import _elsewhere
 from dovetail_models._durable import new_directory
@@ -19,7 +22,7 @@ from dovetail_models.describing.abbreviation import dotted
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe
-from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, read_config
 from dovetail_models.hf.expressible import check_expressible
 from dovetail_models.hf.hub import resolve
 from dovetail_models.hf.safetensors import Pending
@@ -27,6 +30,8 @@ from dovetail_models.placing.shard import WEIGHTS
 from dovetail_models.tables.ops import Op, Shape
 from dovetail_models.tables.table import Family, candidates
 
+_HEAD, _LANGUAGE = "model-score.safetensors", "model-language.safetensors"
+_DECODER, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
 # Tokenizer and generation files of a directory, besides the model.
 BESIDE = (
     "added_tokens.json",
@@ -97,10 +102,80 @@ def save(
     with new_directory(path) as partial:
         for file in others:
             shutil.copyfile(file, partial / file.name)
-        (partial / CONFIG_FILE).write_text(
-            json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8"
-        )
+        _write_json(partial / CONFIG_FILE, keys)
         _write_tensors(pending, partial, file_bytes)
+
+
+def add_classifier(
+    path: str | Path,
+    kernel: Float[np.ndarray, "D K"],
+    *,
+    labels: Sequence[str],
+    pad_id: int | None = None,
+) -> None:
+    """Makes a directory that `save` wrote of a decoder a sequence classifier of transformers.
+
+    transformers applies the kernel to the features after the last id that is not padding. Without
+    `pad_id` it reads one row at a time.
+
+    Args:
+        path: The directory.
+        kernel: The head, without a bias.
+        labels: Names of the K classes.
+        pad_id: Id of padding, which ends no text.
+
+    Raises:
+        ValueError: The labels do not fit, or the family has no sequence classifier.
+
+    Example:
+
+        >>> import tempfile
+        >>> from dovetail_models import add_classifier, init, llama, save
+        >>> path = tempfile.mkdtemp()
+        >>> save(init(llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32), seed=0), path)
+        >>> add_classifier(path, np.zeros((16, 2), np.float32), labels=["no", "yes"])
+    """
+    path = Path(path)
+    config = read_config(path)
+    (kind,) = config["architectures"]
+    if not kind.endswith(_DECODER):
+        raise ValueError(
+            f"a classifier must be of a family with one in transformers, got {kind} in "
+            f"{str(path)!r}: begin from another model, such as a Llama"
+        )
+    if kernel.shape[1:] != (len(labels),):
+        raise ValueError(
+            f"labels must name the columns of the kernel, got labels={list(labels)} for "
+            f"{list(kernel.shape)}: write one name for each"
+        )
+    config["architectures"] = [kind.removesuffix(_DECODER) + _CLASSIFIER]
+    config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+    config["label2id"] = {label: i for i, label in enumerate(labels)}
+    if pad_id is not None:
+        config["pad_token_id"] = pad_id
+    _add_head(kernel.T, path)
+    _write_json(path / CONFIG_FILE, config)
+
+
+def _add_head(weight: np.ndarray, path: Path) -> None:
+    """Adds score.weight [K, D] to the files of a directory, as one more shard."""
+    index = path / INDEX_FILE
+    if index.is_file():
+        entries = json.loads(index.read_text(encoding="utf-8"))
+    else:
+        os.rename(path / WEIGHTS_FILE, path / _LANGUAGE)
+        names = safetensors.header(path / _LANGUAGE)
+        size = sum(spec.stop - spec.start for spec in names.values())
+        entries = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(names, _LANGUAGE)}
+    pending = safetensors.Pending(weight.dtype, weight.shape, lambda: weight)
+    safetensors.write(path / _HEAD, {"score.weight": pending})
+    entries["weight_map"]["score.weight"] = _HEAD
+    entries["metadata"]["total_size"] += weight.nbytes
+    _write_json(index, entries)
+
+
+def _write_json(file: Path, keys: object) -> None:
+    file.write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _check_model(model: nnx.Module) -> None:
@@ -225,7 +300,7 @@ def _write_tensors(pending: dict[str, Pending], path: Path, file_bytes: int) -> 
         where |= dict.fromkeys(group, name)
     total = sum(tensor.nbytes for tensor in pending.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
-    (path / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+    _write_json(path / INDEX_FILE, index)
 
 
 def _groups(pending: dict[str, Pending], file_bytes: int) -> list[list[str]]:

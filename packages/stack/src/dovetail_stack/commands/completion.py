@@ -44,7 +44,7 @@ def script(parser: argparse.ArgumentParser, *, shell: str) -> str:
 
 def _complete_values(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that are files, and the families of models."""
-    from dovetail_models.sizes import decoders
+    from dovetail_models.fresh.sizes import decoders
 
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -121,10 +121,10 @@ def run(args: argparse.Namespace) -> int:
     from dovetail_stack.checking import checked
     from dovetail_stack.estimating import report
     from dovetail_stack.many_hosts import drive
-    from dovetail_stack.processes import axes_of, make_mesh, parsed_dcn
+    from dovetail_stack.processes import make_mesh, parsed_dcn
     from dovetail_stack.training import launch
 
-    axes = axes_of(values)
+    axes = settings.axes_of(values)
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
     if "check" in values:
         print(checked(values, out, mesh=make_mesh(axes, dcn=dcn)))

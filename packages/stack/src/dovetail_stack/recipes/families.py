@@ -11,8 +11,8 @@ from typing import Any
 from dovetail_data import Tokenizer
 from dovetail_models import Config, Experts, Sizes
 from dovetail_models.config.layer import divisors
+from dovetail_models.fresh.sizes import decoders
 from dovetail_models.hf.config import parse
-from dovetail_models.sizes import decoders
 from dovetail_stack.recipes.options import Shape
 
 

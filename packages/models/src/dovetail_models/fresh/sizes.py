@@ -52,7 +52,7 @@ def decoders() -> tuple[str, ...]:
 
     Example:
 
-        >>> from dovetail_models.sizes import decoders
+        >>> from dovetail_models.fresh.sizes import decoders
         >>> decoders()[:3]
         ('deepseek_v2', 'deepseek_v3', 'gemma')
     """

@@ -81,6 +81,8 @@ class Rows:
         return self
 
     def __next__(self):
+        if self.at == 0:
+            self._fault.at("first batch")
         if self.at == 7:
             self._fault.at("data")
         self._fault.at("each batch")
@@ -207,6 +209,29 @@ def test_a_rank_that_stands_still_is_the_headline(cluster, tmp_path, rank, place
     headline = str(error).splitlines()[1]
     assert re.match(rf"The job is stuck: rank {rank} on local host \d", headline), error
     assert seconds < SOON_S
+
+
+@pytest.mark.thorough("processes of several hosts")
+@pytest.mark.capability("a rank that others wait for before the first step is named before its end")
+@pytest.mark.parametrize(
+    ("rank", "place", "activity"),
+    [(1, "start", "its start"), (0, "first batch", "'data'"), (1, "loss", "'compile'")],
+)
+def test_a_rank_that_sleeps_before_its_first_step_is_named_early(
+    cluster, tmp_path, caplog, rank, place, activity
+):
+    patient = Elastic(stall_s=10.0, first_step_s=25.0, budget={"stall": 0})
+    with caplog.at_level("WARNING"), pytest.raises(StallError) as caught:
+        cluster.run(train, str(tmp_path), rank, place, sleeps, elastic=patient)
+    lines = {record.getMessage(): record.created for record in caplog.records}
+    late_line = next(line for line in lines if "may keep the others waiting" in line)
+    assert re.match(rf"rank {rank} on local host \d may keep", late_line)
+    assert f": no step, in {activity} for " in late_line
+    report = next(line for line in lines if line.startswith("The job is stuck"))
+    assert lines[report] - lines[late_line] > 5.0
+    headline = str(caught.value).splitlines()[1]
+    assert re.match(rf"The job is stuck: rank {rank} on local host \d", headline), headline
+    assert "first_step_s=25" in headline
 
 
 @pytest.mark.thorough("processes of several hosts")

@@ -3,9 +3,13 @@
 import json
 import math
 
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 
-from dovetail_train import Console, Jsonl, read_jsonl
+from dovetail_train import Console, Jsonl, Trainer, read_jsonl
 
 
 def test_console_prints_every_nth_step_with_the_rate_since_the_last_line(capsys):
@@ -139,3 +143,57 @@ def test_a_line_of_something_else_is_refused(tmp_path, bad):
     for read in (lambda: read_jsonl(path), lambda: Jsonl(path).write(0, {})):
         with pytest.raises(ValueError, match=r"must be a JSON.*m\.jsonl:2.*remove that line"):
             read()
+
+
+class _Started:
+    """Batches, a loss, a store and a sink: the order of the calls of each."""
+
+    everywhere = True
+
+    def __init__(self):
+        self.calls = []
+
+    def begin_activity(self, activity):
+        self.calls.append(activity)
+
+    def write(self, step, scalars):
+        if "loss" in scalars:
+            self.calls.append(step)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.calls.append("a batch")
+        return {"x": np.ones((2, 3), np.float32)}
+
+    def loss(self, model, batch, *, key):
+        self.calls.append("a trace")
+        return jnp.sum(model(batch["x"]) ** 2), 2.0
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        pass
+
+    def save(self, step, **items):
+        pass
+
+    def restore(self, **targets):
+        self.calls.append("a restore")
+
+    def wait(self):
+        pass
+
+
+@pytest.mark.capability("a sink is told of activities before the first step")
+def test_each_activity_before_the_first_step_begins_once_and_before_its_work():
+    all_of = _Started()
+    model, trainer = nnx.Linear(3, 1, rngs=nnx.Rngs(0)), Trainer(optax.sgd(0.1), all_of.loss)
+    trainer.fit(model, all_of, steps=3, sinks=[all_of], store=all_of)
+    calls = [call for i, call in enumerate(all_of.calls) if call not in all_of.calls[:i]]
+    expected = ["init", "restore", "a restore", "data", "a batch", "place"]
+    assert calls == [*expected, "compile", "a trace", "step", 0, 1, 2]
+    for activity in ("init", "restore", "data", "place", "compile", "step"):
+        assert all_of.calls.count(activity) == 1

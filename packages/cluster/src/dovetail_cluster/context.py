@@ -58,6 +58,14 @@ class Progress:
         """Notes that `step` is complete. The scalars are not read."""
         self._context._complete(step)
 
+    def begin_activity(self, activity: str) -> None:
+        """Notes that the rank begins an activity before its first step, such as "compile".
+
+        A rank that stays behind the others in these is named long before `Elastic.first_step_s`.
+        All ranks begin the same activities. `dovetail_train.Trainer.fit` calls it.
+        """
+        self._context._begin(activity)
+
     def close(self) -> None:
         """Does nothing: a rank's progress ends with its function."""
 
@@ -96,6 +104,7 @@ class Context:
         self._asked = 0
         self._step: int | None = None
         self._phases: list[tuple[str, float | None]] = []
+        self._activity, self._begun = "", 0
         self._hold: int | None = None  # the question at which this rank waits
         self._committed: int | None = None
         self._joined = True  # False in a rank that waits for the others to join it
@@ -219,6 +228,10 @@ class Context:
             self._sleep()
         self._step = int(step)
 
+    def _begin(self, activity: str) -> None:
+        with self._changed:
+            self._activity, self._begun = activity, self._begun + 1
+
     def _sleep(self) -> None:
         seconds, self._stall_s = self._stall_s, 0.0
         time.sleep(seconds)
@@ -226,7 +239,16 @@ class Context:
     def _state(self) -> Progressed:
         with self._changed:
             name, stall_s = self._phases[-1] if self._phases else ("", None)
-            return Progressed(self._host, self.generation, self._step, self._asked, name, stall_s)
+            return Progressed(
+                self._host,
+                self.generation,
+                self._step,
+                self._asked,
+                name,
+                stall_s,
+                self._activity,
+                self._begun,
+            )
 
     def _propose(self, proposal: Propose) -> Answered:
         """Accepts a question without an answer yet, and waits at it from now on."""

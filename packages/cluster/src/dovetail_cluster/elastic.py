@@ -22,6 +22,7 @@ class Elastic:
         hosts: Allowed numbers of hosts. The job takes the largest that the healthy hosts fill, and
             keeps the others as warm spares. Default: all hosts of the cluster, no fewer.
         stall_s: Seconds without a completed step, on any rank, after which the job counts as stuck.
+            After half of them a rank that the others wait for before the first step is told.
         first_step_s: The same before the first step of a generation, which compiles, and in a
             phase without a deadline of its own, such as a save; see `Context.phase`.
         drain_s: Seconds for an agreed stop, after which the ranks are killed.

@@ -58,6 +58,8 @@ class Progressed(NamedTuple):
         asked: Number of calls of `Context.stop`.
         phase: Name of the open phase, "" for none.
         stall_s: Deadline of the phase in seconds, None for `Elastic.first_step_s`.
+        activity: The newest activity that the rank has begun, "" before any.
+        begun: Number of activities begun.
     """
 
     host: int
@@ -66,6 +68,8 @@ class Progressed(NamedTuple):
     asked: int
     phase: str
     stall_s: float | None
+    activity: str = ""
+    begun: int = 0
 
 
 class Answered(NamedTuple):

@@ -22,9 +22,9 @@ def beat(generation, now):
         rank.heard_at = now
 
 
-def say(generation, i, now, step=None, asked=0, phase="", stall_s=None):
+def say(generation, i, now, step=None, asked=0, phase="", stall_s=None, **begun):
     rank = generation.ranks[i]
-    rank.progressed(Progressed(rank.host, 0, step, asked, phase, stall_s), now)
+    rank.progressed(Progressed(rank.host, 0, step, asked, phase, stall_s, **begun), now)
 
 
 def stuck(generation, now):
@@ -121,6 +121,57 @@ def test_ranks_that_have_returned_or_wait_are_not_stuck():
 def test_an_answer_counts_questions():
     rank = Rank(0, 3, "h")
     rank.has_asked(4, 5.0)
-    assert (rank.asked, rank.progressed_at) == (4, 5.0)
+    assert (rank.asked, rank.progressed_at, rank.reached_at) == (4, 5.0, 5.0)
     rank.has_asked(4, 6.0)
-    assert rank.progressed_at == 5.0
+    assert (rank.progressed_at, rank.reached_at) == (5.0, 5.0)
+
+
+def late(generation, now):
+    return [rank.rank for rank in generation.newly_late(ELASTIC, now)]
+
+
+@pytest.mark.capability("a rank that the others wait for before the first step is named early")
+def test_a_rank_that_stays_behind_before_the_first_step_is_late_once_for_each_place():
+    generation = started(3)
+    assert late(generation, 90.0) == []  # all are alike
+    for i, now in ((0, 91.0), (2, 92.0)):
+        say(generation, i, now, activity="init", begun=1)
+    assert late(generation, 96.9) == []
+    assert late(generation, 97.0) == [1]  # half of stall_s after the last of the others
+    assert late(generation, 98.0) == []
+    say(generation, 1, 99.0, activity="init", begun=1)
+    assert late(generation, 110.0) == []
+    for i in (1, 2):
+        say(generation, i, 111.0, activity="data", begun=2)
+    assert late(generation, 116.0) == [0]
+    # The deadline of the first step counts from the start on, whatever was begun.
+    assert [rank.progressed_at for rank in generation.ranks] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "expected"),
+    (
+        ({"asked": 0}, [1]),  # a loop that asks before its first step
+        ({"asked": 1}, []),
+        ({"asked": 1, "step": 0}, [0]),
+        ({"asked": 1, "phase": "load"}, []),
+    ),
+)
+def test_questions_and_steps_are_places_too(rank_1, expected):
+    generation = started()
+    say(generation, 0, 1.0, asked=1)
+    say(generation, 1, 1.0, **rank_1)
+    assert late(generation, 6.0) == expected
+
+
+def test_no_rank_is_late_after_its_first_step_or_while_the_job_stops():
+    generation = started()
+    say(generation, 0, 1.0, step=3)
+    say(generation, 1, 1.0, step=2)
+    assert late(generation, 9.0) == []  # that is a stall of `stall_s`
+    stopping = started()
+    say(stopping, 0, 1.0, asked=1)
+    stopping.stop = AgreedStop(stopping.hosts)
+    assert late(stopping, 9.0) == []
+    stopping.stop, stopping.ranks[0].gone = None, True
+    assert late(stopping, 9.0) == []

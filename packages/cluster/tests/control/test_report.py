@@ -9,7 +9,7 @@ import pytest
 
 from dovetail_cluster import Elastic
 from dovetail_cluster.control.generation import Rank
-from dovetail_cluster.control.report import culprits, innermost, report
+from dovetail_cluster.control.report import culprits, innermost, lateness, report
 from dovetail_cluster.events import Returned
 
 ELASTIC = Elastic(stall_s=120.0)
@@ -40,6 +40,12 @@ def rank(i, step=17, asked=18, heard=999.5, stacks=WAITING, progressed=870.0, **
     )
 
 
+def start(i, activity, begun, reached=910.0):
+    """A rank before its first step."""
+    place = {"activity": activity, "begun": begun, "reached_at": reached}
+    return rank(i, step=None, asked=0, progressed=-800.0, **place)
+
+
 def names(ranks):
     return [r.rank for r in culprits(ranks, NOW)[0]]
 
@@ -51,6 +57,8 @@ def names(ranks):
         ([rank(0), rank(1, step=16), rank(2, heard=None, step=None, asked=0)], [2]),  # silent
         ([rank(0), rank(1), rank(2, step=16)], [2]),
         ([rank(0), rank(1, step=None), rank(2)], [1]),
+        ([start(0, "step", 4), start(1, "step", 4), start(2, "data", 2)], [2]),
+        ([start(0, "restore", 2), start(1, "", 0)], [1]),
         ([rank(0, asked=17), rank(1), rank(2)], [0]),
         ([rank(0), rank(1, step=16), rank(2, asked=17)], [2]),  # rank 1 has read fewer results
         ([rank(0), rank(1, stacks=SLEEPING), rank(2)], [1]),
@@ -153,6 +161,27 @@ def test_a_function_without_questions_and_progress_is_told_so():
     )
     assert lines[2] == "No rank stands out."
     assert "neither" not in report([rank(0)], [rank(0)], elastic=ELASTIC, now=NOW)
+
+
+def test_a_rank_that_sleeps_before_its_first_step_is_told_with_its_activity():
+    ranks = [start(0, "step", 4, 940.0), start(1, "step", 4, 930.0), start(2, "", 0)]
+    assert lateness(ranks, ranks[2:], now=NOW) == (
+        "rank 2 on c may keep the others waiting: no step, in its start for 90.0 s. The others "
+        "are further, the last of them rank 0 on a: no step, in 'step' for 60.0 s."
+    )
+    lines = report(ranks, ranks, elastic=ELASTIC, now=NOW).splitlines()
+    assert lines[0] == (
+        "The job is stuck: rank 2 on c completed no step for 1800.0 s (first_step_s=1800)."
+    )
+    assert lines[1] == "Suspected: rank 2 on c: behind the others, which wait."
+    assert lines[2].startswith("rank 2 on c: no step, in its start for 90.0 s, asked 0 times")
+
+
+def test_a_line_about_late_ranks_names_four_of_them():
+    ranks = [rank(i % 3, step=None) for i in range(7)]
+    ranks[6].begun = 1
+    text = lateness(ranks, ranks[:6], now=NOW)
+    assert text.startswith("rank 0 on a, rank 1 on b, rank 2 on c, rank 0 on a and 2 more may keep")
 
 
 def test_innermost_frames_of_a_real_dump():

@@ -19,7 +19,7 @@ from dovetail_cluster import events
 from dovetail_cluster.control.gathering import Gathering
 from dovetail_cluster.control.generation import Generation, Rank
 from dovetail_cluster.control.policy import Failing, Failure, Policy
-from dovetail_cluster.control.report import report
+from dovetail_cluster.control.report import lateness, report
 from dovetail_cluster.control.states import Timeline
 from dovetail_cluster.control.stop import AgreedStop
 from dovetail_cluster.elastic import Elastic
@@ -240,18 +240,16 @@ class Controller:
 
     def _start(self, generation: Generation, address: str) -> None:
         generation.started, self._gathering.previous = True, generation.hosts
+        count = len(generation.ranks)
         for rank in generation.ranks:
-            rank.progressed_at = self._now
-            self._actions.append(
-                events.Start(
-                    rank.host, generation.number, rank.rank, len(generation.ranks), address
-                )
-            )
+            rank.progressed_at = rank.reached_at = self._now
+            start = events.Start(rank.host, generation.number, rank.rank, count, address)
+            self._actions.append(start)
         names = ", ".join(str(rank) for rank in generation.ranks)
         self._say(f"generation {generation.number} starts: {names}")
 
     def _watch(self, generation: Generation) -> None:
-        """Looks for a stall, then for reasons to stop."""
+        """Looks for a stall and for late ranks, then for reasons to stop."""
         if generation.joined and self.state == "starting":
             self._ports_taken = 0
             self.timeline.enter("running", self._now)
@@ -262,6 +260,8 @@ class Controller:
             generation.failure, generation.failed_at = Failure(generation.number), self._now
             self._to_all(generation, events.Dump)
             return
+        if late := generation.newly_late(self._elastic, self._now):
+            self._say(lateness(generation.ranks, late, now=self._now), logging.WARNING)
         returned = any(rank.returned for rank in generation.ranks)
         if generation.stop is None:
             why = self._reason_to_stop(generation)

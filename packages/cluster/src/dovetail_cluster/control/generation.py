@@ -29,6 +29,9 @@ class Rank:
         asked: Count of its calls of `Context.stop`.
         phase: Name of the open phase, "" for none.
         phase_s: Deadline of the open phase, in seconds. None: `Elastic.first_step_s`.
+        activity: The newest activity that it has begun, "" before any.
+        begun: Number of activities begun.
+        reached_at: When its `place` last changed.
         returned: The function's result.
         raised: The function has raised.
         gone: Its process has ended.
@@ -45,6 +48,9 @@ class Rank:
     asked: int = 0
     phase: str = ""
     phase_s: float | None = None
+    activity: str = ""
+    begun: int = 0
+    reached_at: float = 0.0
     returned: Returned | None = None
     raised: bool = False
     gone: bool = False
@@ -53,19 +59,33 @@ class Rank:
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.name}"
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Larger the further it has come: questions, the last step, activities before it.
+
+        Questions are first: a trainer reads its steps late, more or less of them by chance.
+        """
+        if self.step is None:
+            return self.asked, -1, self.begun
+        return self.asked, self.step, 0
+
     def progressed(self, event: Progressed, now: float) -> None:
         """Notes a message of progress, or of life."""
+        before = self.place
         longer = event.step is not None and (self.step is None or event.step > self.step)
         if longer or event.asked > self.asked or event.phase != self.phase:
             self.progressed_at = now
         self.step = event.step if longer else self.step
         self.asked = max(self.asked, event.asked)
         self.phase, self.phase_s = event.phase, event.stall_s
+        self.activity, self.begun = event.activity, event.begun
+        if self.place != before:
+            self.reached_at = now
 
     def has_asked(self, asked: int, now: float) -> None:
         """Notes the count of questions in an answer."""
         if asked > self.asked:
-            self.asked, self.progressed_at = asked, now
+            self.asked, self.progressed_at, self.reached_at = asked, now, now
 
     def deadline_s(self, elastic: Elastic) -> float:
         """Longest time until the next progress, in seconds."""
@@ -100,6 +120,7 @@ class Generation:
         failure: The reasons of its end.
         failed_at: When the first of them came.
         behind: The ranks without progress. Their stacks were asked for at `failed_at`.
+        late: Places of the ranks when the user was last told that some are late.
         returned_at: When the last result came, None before.
         killed: The ranks have been killed.
     """
@@ -113,6 +134,7 @@ class Generation:
     failure: Failure | None = None
     failed_at: float = 0.0
     behind: list[Rank] = dataclasses.field(default_factory=list)
+    late: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     returned_at: float | None = None
     killed: bool = False
 
@@ -142,6 +164,23 @@ class Generation:
     def rank_on(self, host: int) -> Rank | None:
         """Returns the rank on a host."""
         return self._by_host.get(host)
+
+    def newly_late(self, elastic: Elastic, now: float) -> list[Rank]:
+        """Returns the ranks that the others wait for before the first step, once for each place.
+
+        They are behind, and no other rank has come further for half of `Elastic.stall_s`.
+        """
+        places = [rank.place for rank in self.ranks]
+        late = [rank for rank in self.ranks if rank.place == min(places)]
+        others = [rank for rank in self.ranks if rank not in late]
+        if places == self.late or not others or late[0].step is not None or self.stop is not None:
+            return []
+        if now - max(rank.reached_at for rank in others) < elastic.stall_s / 2:
+            return []
+        if any(rank.gone or rank.returned is not None for rank in self.ranks):
+            return []
+        self.late = places
+        return late
 
     def stuck(self, elastic: Elastic, now: float) -> list[Rank]:
         """Returns the ranks without progress for their deadline.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dovetail_cluster.control.generation import SILENT_S, Rank
 from dovetail_cluster.elastic import Elastic
 
+SHOWN = 4  # ranks of a line: there may be hundreds
 FRAMES = 6  # enough to reach from a collective to the line of the user
 
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+.*:")
@@ -28,7 +29,7 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
     suspects, why = culprits(ranks, now)
     lines = [_headline(suspects, why, stuck, elastic=elastic, now=now)]
     is_silent = any(rank.fell_silent(elastic, now) for rank in stuck)
-    if not is_silent and all(rank.step is None and rank.asked == 0 for rank in ranks):
+    if not is_silent and all(rank.place == (0, -1, 0) for rank in ranks):
         lines.append(
             "The function neither asks stop nor reports progress, so its steps cannot be seen. "
             "Call ctx.stop(step) and ctx.progress.write(step, scalars) in each step, or write a "
@@ -45,6 +46,24 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
     ):
         lines += [_state(rank, now), *_stack(rank)]
     return "\n".join(lines)
+
+
+def lateness(ranks: Sequence[Rank], late: Sequence[Rank], *, now: float) -> str:
+    """Describes ranks that the others wait for before their first step.
+
+    Args:
+        ranks: All ranks.
+        late: Those that are behind.
+        now: The present time.
+    """
+    others = [rank for rank in ranks if rank not in late]
+    names = ", ".join(str(rank) for rank in late[:SHOWN])
+    more = f" and {len(late) - SHOWN} more" if len(late) > SHOWN else ""
+    newest = max(others, key=lambda rank: rank.reached_at)
+    return (
+        f"{names}{more} may keep the others waiting: {_start(late[0], now)}. The others are "
+        f"further, the last of them {newest}: {_start(newest, now)}."
+    )
 
 
 def _headline(
@@ -71,9 +90,7 @@ def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
     silent = [r for r in ranks if r.heard_at is None or now - r.heard_at > SILENT_S]
     if silent:
         return silent, "no sign of life, the whole process is stopped or its host is cut off"
-    # Questions first: a trainer reads its steps late, more or less of them by chance.
-    place = {r.rank: (r.asked, -1 if r.step is None else r.step) for r in ranks}
-    behind = [r for r in ranks if place[r.rank] == min(place.values())]
+    behind = [r for r in ranks if r.place == min(rank.place for rank in ranks)]
     if len(ranks) / 2 < len(behind) < len(ranks):
         ahead = [r for r in ranks if r not in behind]
         return ahead, "ahead of the others, as after a collective that was left out"
@@ -116,8 +133,14 @@ def _rule(rank: Rank, elastic: Elastic, now: float) -> str:
     return f"{rule} of phase {rank.phase!r}" if rank.phase else rule
 
 
+def _start(rank: Rank, now: float) -> str:
+    """Describes a rank before its first step."""
+    activity = f"in {rank.activity!r}" if rank.activity else "in its start"
+    return f"no step, {activity} for {now - rank.reached_at:.1f} s"
+
+
 def _state(rank: Rank, now: float) -> str:
-    step = "no step" if rank.step is None else f"step {rank.step}"
+    step = _start(rank, now) if rank.step is None else f"step {rank.step}"
     if rank.returned is not None:
         return f"{rank}: has returned, {step}, asked {rank.asked} times"
     phase = f", in phase {rank.phase!r}" if rank.phase else ""

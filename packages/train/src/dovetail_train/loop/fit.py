@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from dovetail_train.logs.sinks import Sink
+from dovetail_train.logs.sinks import Announcer, Sink
 from dovetail_train.loop.clock import Activity, Clock, Completions, Rates, Throughput
 from dovetail_train.loop.hooks import INTERRUPTED, Closable, Hook, StopRun, call
 from dovetail_train.loop.prefetch import DrawnData, Draws, Prefetch, iterated
@@ -119,6 +119,8 @@ class Run:
             hooks=hooks,
             resume=resume,
         )
+        self._announcer = Announcer(sinks)
+        self._announcer.begin("init")
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
         self._sinks, self._hooks = sinks, hooks
@@ -127,7 +129,12 @@ class Run:
         skipped = Skipped()
         self._progress = Progress(self._clock, hooks, skipped)
         self._stops = StopsTogether(hooks)
-        place = Compared(trainer.place, trainer.mesh)
+        compared = Compared(trainer.place, trainer.mesh)
+
+        def place(batch: Any) -> Any:
+            self._announcer.begin("place")  # processes wait here for the first batch of another
+            return compared(batch)
+
         self._data = (
             Draws(iterator, place) if isinstance(iterator, DrawnData) else Prefetch(iterator, place)
         )
@@ -151,6 +158,7 @@ class Run:
     def _restore(self, begin: Beginning, mode: Mode) -> State | None:
         if self._store is None:
             return None
+        self._announcer.begin("restore")
         objects = {"data": self._data, "hooks": self._progress}
         with ambient(self._trainer.mesh):
             state = restore(
@@ -219,6 +227,7 @@ class Run:
 
     def _advance(self, step: int) -> None:
         """Dispatches update `step`, fetches the next batch meanwhile, and reads an old result."""
+        self._announcer.begin("data")
         batch = self._next_batch(step)
         self._description.see(step, next(iter(batch.values())).shape[0])
         shapes = tuple((name, x.shape, x.dtype) for name, x in batch.items())
@@ -231,6 +240,7 @@ class Run:
         self._clock.enter("step")
         self._pending.append(_Dispatched(step=step, metrics=metrics, batch=batch, sent_s=sent_s))
         if fresh:
+            self._announcer.begin("step")
             self._shapes.add(shapes)
             self._drain()
         if step + 1 < self._steps and isinstance(self._data, Prefetch):
@@ -242,6 +252,7 @@ class Run:
         self._drain()
         self._clock.enter("compile")
         if not self._shapes:
+            self._announcer.begin("compile")
             self._throughput = Throughput(self._trainer.rates(self._state, batch), self._now)
         self._throughput.pause()
 

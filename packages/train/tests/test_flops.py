@@ -178,6 +178,50 @@ def test_a_pallas_kernel_counts_its_cost_estimate():
     assert count_flops(named, x) == Flops(model=54, recomputed=9, opaque={})
 
 
+def _callback(x):
+    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@jax.custom_vjp
+def _kernel(x):
+    return _callback(x)
+
+
+_kernel.defvjp(lambda x: (_callback(x), x), lambda x, g: (_callback(g),))
+
+
+@pytest.mark.capability("FLOPs of a kernel without an estimate, by a name around its call")
+@pytest.mark.parametrize(
+    "call",
+    [
+        jax.jit(_callback),
+        jax.jit(jax.named_scope("of_the_kernel")(lambda x: _callback(x @ x))),
+        _kernel,
+        jax.jit(jax.jit(_kernel)),
+    ],
+    ids=["jit", "with a product", "custom_vjp", "jit of custom_vjp"],
+)
+def test_a_name_states_the_work_of_a_call_that_contains_a_kernel(call):
+    named = jax.named_scope("flops=54,again=9")(call)
+
+    def several(x):
+        return jax.lax.fori_loop(0, 5, lambda i, y: named(y), x)
+
+    counted = count_flops(several, jnp.ones((3, 3)))
+    assert counted == Flops(model=5 * 54, recomputed=5 * 9, opaque={})
+
+
+def test_a_kernel_with_a_backward_pass_counts_as_stated_in_each_call():
+    named = jax.named_scope("flops=54,again=9")(jax.jit(_kernel))
+    grads = count_flops(jax.grad(lambda x: named(x).sum()), jnp.ones((3, 3)))
+    assert grads == Flops(model=2 * 54, recomputed=2 * 9, opaque={})
+
+
+def test_a_name_adds_nothing_to_a_call_without_hidden_work():
+    shown = jax.named_scope("flops=54,again=9")(jax.jit(lambda x: x @ x @ x))
+    assert count_flops(shown, jnp.ones((3, 3))) == Flops(model=4 * 27, recomputed=0, opaque={})
+
+
 def test_a_custom_derivative_counts_once():
     @jax.custom_vjp
     def f(x):

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import gc
 import weakref
 
@@ -258,6 +259,31 @@ def test_mfu_is_counted_from_the_loss_unless_told():
         assert trainer.rates(trainer.init(_Mlp()), batch) == expected
     trainer = Trainer(optax.sgd(0.1), _squares, accumulate=2)
     assert trainer.rates(trainer.init(_Mlp()), batch) == Rates()  # a CPU has no peak
+
+
+@pytest.mark.capability("a step without mfu tells what could not be counted and how to state it")
+def test_work_that_cannot_be_counted_leaves_mfu_out_with_a_warning(caplog):
+    def kernel(x):
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    def loss(model, batch, *, key, kernel=kernel):
+        hidden = jax.lax.stop_gradient(kernel(jax.lax.stop_gradient(model(batch["x"]))))
+        return (model(batch["x"]) * hidden).sum(), 8.0
+
+    def rates(loss):
+        mesh = make_mesh(devices=jax.devices()[:1])
+        trainer = Trainer(optax.sgd(0.1), loss, mesh=mesh, peak_flops=1e9)
+        return trainer.rates(trainer.init(_Mlp()), _rows(np.random.default_rng(0)))
+
+    assert rates(loss) == Rates(peak_flops=1e9)
+    assert caplog.messages == [
+        "mfu is left out: could not be counted: pure_callback x 1; state it by jax.named_scope: "
+        '"flops=70,again=0" with its FLOPs around the call; or pass Trainer(flops=)'
+    ]
+    named = functools.partial(loss, kernel=jax.named_scope("flops=70,again=0")(kernel))
+    plain = functools.partial(loss, kernel=lambda x: x)
+    assert rates(named).flops == rates(plain).flops + 70
+    assert len(caplog.messages) == 1
 
 
 def test_reprs_are_one_line_of_sizes_without_arrays():

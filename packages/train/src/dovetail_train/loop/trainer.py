@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -28,7 +29,7 @@ from dovetail_train.mesh.mesh import ambient, batch_placement, make_mesh
 from dovetail_train.mesh.processes import watch_processes
 from dovetail_train.resume.resume import Beginning, Mode
 from dovetail_train.step import checks
-from dovetail_train.step.flops import Flops, count_flops
+from dovetail_train.step.flops import Flops, count_flops, hidden_work
 from dovetail_train.step.guard import StepGuard
 from dovetail_train.step.metrics import Metrics
 from dovetail_train.step.options import AfterUpdate, Options, Precision
@@ -38,6 +39,8 @@ from dovetail_train.step.state import opt_shardings as like_params
 from dovetail_train.step.terms import Batch, Loss
 from dovetail_train.step.update import TrainStep
 from dovetail_train.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 @_elsewhere.trainer
@@ -312,6 +315,11 @@ class Trainer:
         if self._flops is not None:
             return Rates(flops=self._flops, peak_flops=peak)
         counted = self.count_flops(state, batch)
+        if counted.opaque and jax.process_index() == 0:
+            _log.warning(
+                "mfu is left out: could not be counted: %s; or pass Trainer(flops=)",
+                hidden_work(counted.opaque),
+            )
         if counted.opaque or not counted.model:
             return Rates(peak_flops=peak)
         return Rates(

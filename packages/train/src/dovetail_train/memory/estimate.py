@@ -25,6 +25,7 @@ from dovetail_train.mesh.devices import absent_twin, check_rate, kind_of, with_r
 from dovetail_train.mesh.mesh import batch_placement
 from dovetail_train.mesh.slices import slice_ids
 from dovetail_train.step.checks import check_model
+from dovetail_train.step.flops import hidden_work
 from dovetail_train.step.program import step_program
 from dovetail_train.step.terms import Batch
 
@@ -137,8 +138,7 @@ class Estimate:
         lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.6g}"]
         lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.6g}")
         if self.opaque:
-            hidden = ", ".join(f"{name} x {n}" for name, n in self.opaque.items())
-            lines.append(f"could not be counted: {hidden}")
+            lines.append(f"could not be counted: {hidden_work(self.opaque)}")
         return "\n".join([*lines, *self._times(), *self._links()])
 
     def _links(self) -> list[str]:

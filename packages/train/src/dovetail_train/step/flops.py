@@ -56,12 +56,23 @@ class Flops:
         model: Without recomputation.
         recomputed: FLOPs that `jax.checkpoint` computes again.
         opaque: Number of calls of each primitive with hidden work (kernels, loops of unknown
-            length). If there are any, the counts are too low.
+            length). If there are any, the counts are too low. A while loop whose condition has
+            more than a counter is one of them: the bound of the counter is not its length.
     """
 
     model: int
     recomputed: int
     opaque: Mapping[str, int]
+
+
+def hidden_work(opaque: Mapping[str, int]) -> str:
+    """Returns the calls that could not be counted, with the line that states the work of each."""
+    loops = [name for name in opaque if name == "while"]
+    names = ", ".join(f"{name} x {count}" for name, count in opaque.items())
+    scopes = ['"trips=12.5" with its mean rounds around the loop'] if loops else []
+    if len(loops) < len(opaque):
+        scopes.append('"flops=70,again=0" with its FLOPs around the call')
+    return f"{names}; state it by jax.named_scope: {', '.join(scopes)}"
 
 
 def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
@@ -76,9 +87,10 @@ def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
     other while loop with products counts once and is in `opaque`, unless it runs directly in
     `jax.named_scope("trips=12.5")`, with the mean number of its rounds. A Pallas kernel counts the
     FLOPs of its `cost_estimate`, and `jax.ffi.ffi_call` its integer attributes `flops` and
-    `recomputed_flops`; without them, those of `jax.named_scope("flops=70,again=7")` directly around
-    the call.
-    `jax.lax.cond` counts its most expensive branch. Elementwise operations are not counted.
+    `recomputed_flops`. A kernel without them, such as one of Tokamax, counts those of
+    `jax.named_scope("flops=70,again=7")` directly around its call, which may be jitted; in a
+    gradient, each call of the backward pass counts as much. `jax.lax.cond` counts its most
+    expensive branch. Elementwise operations are not counted.
 
     Args:
         fn: The function.
@@ -127,12 +139,24 @@ def _walk(jaxpr: Any, times: Fraction, again: bool, counts: _Counts, opaque: _Co
             if trips is None and rounds:
                 opaque[name] += times
         else:
-            inside = times
-            if name == "shard_map":
-                sizes = eqn.params["mesh"].shape
-                inside *= math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
-            for inner in _inner(eqn):
-                _walk(inner, inside, repeated, counts, opaque)
+            _walk_call(eqn, times, repeated, counts, opaque)
+
+
+def _walk_call(eqn: Any, times: Fraction, again: bool, counts: _Counts, opaque: _Counts) -> None:
+    """Counts the contents of a call, or, if some are hidden, the FLOPs that its name states."""
+    inside = times
+    if eqn.primitive.name == "shard_map":
+        sizes = eqn.params["mesh"].shape
+        inside *= math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
+    shown, hidden = _Counts(Fraction), _Counts(Fraction)
+    for inner in _inner(eqn):
+        _walk(inner, inside, again, shown, hidden)
+    if hidden and (named := _named(eqn)):
+        counts["again" if again else "model"] += times * named[0]
+        counts["again"] += times * named[1]
+        return
+    _add(counts, shown)
+    _add(opaque, hidden)
 
 
 def _walk_dearest(eqn: Any, times: Fraction, again: bool, counts: _Counts, opaque: _Counts) -> None:
@@ -239,14 +263,19 @@ def _stated(eqn: Any) -> tuple[int, int] | None:
         attributes = dict(eqn.params.get("attributes") or ())
         if "flops" in attributes:
             return int(attributes["flops"]), int(attributes.get("recomputed_flops", 0))
-        around = str(eqn.source_info.name_stack).removesuffix(f"/{eqn.params.get('name')}")
-        if named := _FOREIGN.search(around):
-            return int(named[1]), int(named[2])
+        return _named(eqn)
     if name == _CUDNN_FORWARD:
         return _scores(eqn), 0
     if name == _CUDNN_BACKWARD:  # dq, dk, dv and the weights' gradient; the logits again
         return 2 * _scores(eqn), _scores(eqn) // 2
     return None
+
+
+def _named(eqn: Any) -> tuple[int, int] | None:
+    """Returns (FLOPs, FLOPs computed again) that a scope directly around a call states, or None."""
+    around = str(eqn.source_info.name_stack).removesuffix(f"/{eqn.params.get('name')}")
+    named = _FOREIGN.search(around)
+    return (int(named[1]), int(named[2])) if named else None
 
 
 def _scores(eqn: Any) -> int:

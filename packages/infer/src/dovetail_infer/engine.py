@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import DTypeLike, Float32
 
@@ -92,6 +93,7 @@ class Engine:
         [4, 4]
     """
 
+    @jax.transfer_guard("allow")
     def __init__(
         self,
         model: Decoder,

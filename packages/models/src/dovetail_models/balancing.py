@@ -11,6 +11,7 @@ The counting is a call of its own and not part of the forward pass: a model that
 served changes nothing.
 """
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -19,6 +20,7 @@ from dovetail_models.layers.router import Balance, ExpertLoad, Router
 from dovetail_models.model.decoder import Decoder
 
 
+@jax.transfer_guard("allow")
 def track_load(model: Decoder) -> Decoder:
     """Returns a model in which each router with a selection bias counts its load, i32[E].
 
@@ -55,6 +57,7 @@ def track_load(model: Decoder) -> Decoder:
     return other
 
 
+@jax.transfer_guard("allow")
 def record_load(model: Decoder, balance: Balance) -> None:
     """Adds the load of a batch to the counts of the routers, in place.
 
@@ -73,6 +76,7 @@ def record_load(model: Decoder, balance: Balance) -> None:
             counts.set_value(counts.get_value() + load)
 
 
+@jax.transfer_guard("allow")
 def update_selection_bias(model: Decoder, *, rate: float) -> None:
     """Moves each selection bias by `rate * sign(mean load - load)` and clears the counts, in place.
 

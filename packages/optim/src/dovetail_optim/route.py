@@ -61,7 +61,13 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
 
     titles = {str(i): rule[-1] if len(rule) == 3 else rule[0] for i, rule in enumerate(rules)}
     vars(labels)["titles"] = titles  # dovetail-train names learning rates by them
-    return optax.partition(transforms, labels)
+    whole = optax.partition(transforms, labels)
+
+    def init(params: Any) -> Any:
+        with jax.transfer_guard("allow"):
+            return whole.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, whole.update)
 
 
 def assign(patterns: Sequence[str], names: Sequence[str]) -> list[int]:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from dovetail_infer.completion import FinishReason, QueueFull
 from dovetail_infer.run.request import Request
 from dovetail_infer.run.steps import Steps
@@ -126,6 +128,7 @@ class Loop:
             unseen = len(self._submitted)
         return self._steps.stats(unseen=unseen)
 
+    @jax.transfer_guard("allow")  # the guard of the process would hold here
     def _run(self) -> None:
         try:
             self._serve()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import jax
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -58,6 +59,7 @@ class Divergence:
         return "\n".join([*lines, f"first beyond {self.tolerance:.0e}: {self.first or 'none'}"])
 
 
+@jax.transfer_guard("allow")
 def diverge(
     model: Decoder,
     path: str | Path,

@@ -38,6 +38,7 @@ from dovetail_models.placing.shard import WEIGHTS, Rules, keeps_dtype
 _FLYING_BYTES = 1 << 28
 
 
+@jax.transfer_guard("allow")
 @_elsewhere.load
 def load(
     path: str | Path,
@@ -88,6 +89,7 @@ def load(
     return _read(Path(path), decoder=True, **options)
 
 
+@jax.transfer_guard("allow")
 @_elsewhere.load
 def load_encoder(
     path: str | Path,

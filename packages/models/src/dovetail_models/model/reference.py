@@ -97,6 +97,7 @@ def attention(
     return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks), kv
 
 
+@jax.transfer_guard("allow")
 def dense_kv(
     config: Config, *, rows: int, length: int, dtype: DTypeLike = jnp.float32
 ) -> list[Entry]:

@@ -32,6 +32,7 @@ from dovetail_models.surgery.layers import relayer
 from dovetail_models.tables.table import listed
 
 
+@jax.transfer_guard("allow")
 def grow(
     model: Decoder,
     *,

@@ -40,6 +40,7 @@ __all__ = [  # noqa: RUF022, in order of use
 ]
 
 
+@jax.transfer_guard("allow")
 @_elsewhere.insert
 def insert(
     model: Model,
@@ -98,6 +99,7 @@ def insert(
     return replace(model, where, adapt)
 
 
+@jax.transfer_guard("allow")
 def merge(model: Model) -> Model:
     """Returns a model of plain linear layers: each kernel W becomes `W + scale * A B`.
 

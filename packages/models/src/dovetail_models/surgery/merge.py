@@ -39,6 +39,7 @@ _VALUES = {
 }
 
 
+@jax.transfer_guard("allow")
 @_elsewhere.call
 def merge(
     models: Sequence[Merged],

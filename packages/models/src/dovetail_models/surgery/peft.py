@@ -80,6 +80,7 @@ def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
         safetensors.write(partial / _TENSORS, pending)
 
 
+@jax.transfer_guard("allow")
 def load_peft(model: Decoder, path: str | Path) -> Decoder:
     """Returns a model with the adapters of a PEFT directory, in the dtypes of its file.
 

@@ -39,6 +39,7 @@ class _Adapter:
 _Adapters: TypeAlias = Mapping[str, _Adapter]
 
 
+@jax.transfer_guard("allow")
 def stack(model: Decoder, adapters: Sequence[Decoder | str | Path]) -> Decoder:
     """Returns a model with several adapters, chosen by `model(tokens, adapter_ids=)`.
 

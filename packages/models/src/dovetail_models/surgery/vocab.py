@@ -21,6 +21,7 @@ from dovetail_models.placing.shard import keeps_dtype
 from dovetail_models.surgery.replace import Model
 
 
+@jax.transfer_guard("allow")
 @_elsewhere.call
 def resize_vocab(
     model: Decoder,
@@ -82,6 +83,7 @@ def resize_vocab(
     return other
 
 
+@jax.transfer_guard("allow")
 def untie(model: Decoder) -> Decoder:
     """Returns a decoder with a head of its own, equal to the embedding.
 

@@ -126,17 +126,22 @@ class _Compressed:
         self._jitted: dict[Any, Any] = {}  # by the shards, which are no arrays
 
     def init(self, params: Any) -> CompressedState:
-        params = jax.tree.map(jnp.asarray, params)
-        plan, leaves = self._plan(params), jax.tree.leaves(params)
-        inner_leaves = dict(enumerate([] if leaves else jax.tree.leaves(self.tx.init(params))))
-        for i, (x, shard) in enumerate(zip(leaves, self._shards(params, plan), strict=True)):
-            # One leaf at a time, so that the state of no other is held in float32.
-            state = self.tx.init(plan.alone(i, x.astype(elementwise.wide(x.dtype))))
-            for j, value in zip(plan.members(i), jax.tree.leaves(state), strict=True):
-                codec = plan.codecs[j]
-                inner_leaves[j] = value if codec is None else self._encoded(codec, value, x, shard)
-        inner = jax.tree.unflatten(plan.state, [inner_leaves[j] for j in range(len(inner_leaves))])
-        return CompressedState(jnp.zeros((), jnp.int32), inner)
+        with jax.transfer_guard("allow"):
+            params = jax.tree.map(jnp.asarray, params)
+            plan, leaves = self._plan(params), jax.tree.leaves(params)
+            inner_leaves = dict(enumerate([] if leaves else jax.tree.leaves(self.tx.init(params))))
+            for i, (x, shard) in enumerate(zip(leaves, self._shards(params, plan), strict=True)):
+                # One leaf at a time, so that the state of no other is held in float32.
+                state = self.tx.init(plan.alone(i, x.astype(elementwise.wide(x.dtype))))
+                for j, value in zip(plan.members(i), jax.tree.leaves(state), strict=True):
+                    codec = plan.codecs[j]
+                    inner_leaves[j] = (
+                        value if codec is None else self._encoded(codec, value, x, shard)
+                    )
+            inner = jax.tree.unflatten(
+                plan.state, [inner_leaves[j] for j in range(len(inner_leaves))]
+            )
+            return CompressedState(jnp.zeros((), jnp.int32), inner)
 
     def _encoded(self, codec: Fp8, x: Array, p: Array, shard: Shard | None) -> Coded:
         return per_shard(lambda x, _: _encode(codec, *x, self.block), shard, (x, p), None)

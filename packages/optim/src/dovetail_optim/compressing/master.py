@@ -98,12 +98,13 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
     inner = with_extra_args(tx)
 
     def init(params: Any) -> SplitMasterState:
-        check_dtypes("split_master", params)
-        remainder = jax.tree.map(
-            lambda p: jnp.zeros_like(p, jnp.int16) if p.dtype == jnp.bfloat16 else None, params
-        )
-        state = SplitMasterState(remainder, None)
-        return state._replace(inner=inner.init(join(params, state)))
+        with jax.transfer_guard("allow"):
+            check_dtypes("split_master", params)
+            remainder = jax.tree.map(
+                lambda p: jnp.zeros_like(p, jnp.int16) if p.dtype == jnp.bfloat16 else None, params
+            )
+            state = SplitMasterState(remainder, None)
+            return state._replace(inner=inner.init(join(params, state)))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any

@@ -60,8 +60,9 @@ def stochastic_round(
     inner = with_extra_args(tx)
 
     def init(params: Any) -> StochasticRoundState:
-        check_dtypes("stochastic_round", params)
-        return StochasticRoundState(jnp.zeros((), jnp.int32), inner.init(widened(params)))
+        with jax.transfer_guard("allow"):
+            check_dtypes("stochastic_round", params)
+            return StochasticRoundState(jnp.zeros((), jnp.int32), inner.init(widened(params)))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any

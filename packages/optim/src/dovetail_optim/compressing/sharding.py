@@ -164,7 +164,7 @@ class _Relation:
             count = self.mesh.shape[self.zero]
             free = [i for i, axis in enumerate(axes) if axis is not None and entries[i] is None]
             fits = [i for i in free if sizes[i] and sizes[i] % count == 0]
-            if blocks and (blocks % count or sizes[-1] % blocks):
+            if fits and blocks and (blocks % count or sizes[-1] % blocks):
                 fits = [i for i in fits if i != len(sizes) - 1]
             if fits:
                 entries[max(fits, key=lambda i: sizes[i])] = self.zero

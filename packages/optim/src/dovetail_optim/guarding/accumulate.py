@@ -68,9 +68,10 @@ def accumulate(
     inner = with_extra_args(tx)
 
     def init(params: Any) -> AccumulateState:
-        sums = jax.tree.map(_zeros, params)
-        zero = jnp.zeros((), jnp.float32)
-        return AccumulateState(sums, zero, jnp.zeros((), jnp.int32), inner.init(params))
+        with jax.transfer_guard("allow"):
+            sums = jax.tree.map(_zeros, params)
+            zero = jnp.zeros((), jnp.float32)
+            return AccumulateState(sums, zero, jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, count: Any = None, **extra: Any

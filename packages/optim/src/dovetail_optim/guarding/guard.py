@@ -110,6 +110,7 @@ class Guard:
                 f"patience must be at least 1 step, got patience={self.patience}. Use patience=8."
             )
 
+    @jax.transfer_guard("allow")
     def begin(self) -> History:
         """Returns the history before the first step."""
         # A separate array for each: one array could not be donated twice.
@@ -218,7 +219,8 @@ def guard(
     inner = with_extra_args(tx)
 
     def init(params: Any) -> GuardState:
-        return GuardState(rule.begin(), inner.init(params))
+        with jax.transfer_guard("allow"):
+            return GuardState(rule.begin(), inner.init(params))
 
     def update(
         updates: Any, state: Any, params: Any = None, *, value: Any = None, **extra: Any

@@ -58,6 +58,7 @@ class Step:
         self._tx = with_extra_args(tx)
         self._guard = guard
 
+    @jax.transfer_guard("allow")
     def init(self, params: Any) -> StepState:
         """Returns the state before the first step."""
         history = None if self._guard is None else self._guard.begin()

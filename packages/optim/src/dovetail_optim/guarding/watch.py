@@ -82,13 +82,14 @@ def watch(
     stacks = {Pattern(pattern).text: axes for pattern, axes in (stacks or {}).items()}
 
     def init(params: Any) -> WatchState:
-        _check(stacks, params)
-        shapes = jax.eval_shape(lambda p: _by_name(p, stacks), params)
-        # One array for each: the same could not be donated twice.
-        kinds = (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes) for _ in range(3))
-        counts = (jnp.zeros((), jnp.int32) for _ in range(2))
-        measured = Measured(jnp.zeros((), jnp.float32), *kinds, *counts)
-        return WatchState(measured, inner.init(params))
+        with jax.transfer_guard("allow"):
+            _check(stacks, params)
+            shapes = jax.eval_shape(lambda p: _by_name(p, stacks), params)
+            # One array for each: the same could not be donated twice.
+            kinds = (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes) for _ in range(3))
+            counts = (jnp.zeros((), jnp.int32) for _ in range(2))
+            measured = Measured(jnp.zeros((), jnp.float32), *kinds, *counts)
+            return WatchState(measured, inner.init(params))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any

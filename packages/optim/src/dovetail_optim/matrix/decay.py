@@ -85,8 +85,9 @@ def decay(
     each_of(where)  # raises for what is no pattern
 
     def init(params: Any) -> DecayState:
-        _named(where, params)
-        return DecayState(step=jnp.zeros([], jnp.int32))
+        with jax.transfer_guard("allow"):
+            _named(where, params)
+            return DecayState(step=jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, DecayState]:
         if params is None:

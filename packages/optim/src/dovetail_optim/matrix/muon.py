@@ -148,8 +148,9 @@ class _Muon(Decaying):
         return at(self.learning_rate, state.step) if isinstance(state, MuonState) else None
 
     def init(self, params: Any) -> MuonState:
-        assign(self.rules, params)
-        return MuonState(step=jnp.zeros([], jnp.int32), momentum=jax.tree.map(_zeros, params))
+        with jax.transfer_guard("allow"):
+            assign(self.rules, params)
+            return MuonState(step=jnp.zeros([], jnp.int32), momentum=jax.tree.map(_zeros, params))
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
         weights = self.weights("muon", updates, params)

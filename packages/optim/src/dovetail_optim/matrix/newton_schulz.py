@@ -82,6 +82,7 @@ def coefficients(ns: str | Sequence[Sequence[float]]) -> tuple[Row, ...]:
     return tuple((float(a), float(b), float(c)) for a, b, c in ns)
 
 
+@jax.transfer_guard("allow")
 def orthogonalize(
     x: Float[Array, "*batch m n"],
     *,

@@ -177,10 +177,11 @@ class _Soap(Decaying):
         return at(self.learning_rate, state.step) if isinstance(state, SoapState) else None
 
     def init(self, params: Any) -> SoapState:
-        leaves, structure = jax.tree.flatten(params)
-        matrices = assign(self.rules, params)
-        states = [_begin(p, m, self.max_dim) for p, m in zip(leaves, matrices, strict=True)]
-        return _state(jnp.zeros([], jnp.int32), states, structure)
+        with jax.transfer_guard("allow"):
+            leaves, structure = jax.tree.flatten(params)
+            matrices = assign(self.rules, params)
+            states = [_begin(p, m, self.max_dim) for p, m in zip(leaves, matrices, strict=True)]
+            return _state(jnp.zeros([], jnp.int32), states, structure)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
         weights = self.weights("soap", updates, params)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -92,6 +93,7 @@ class Schedule:
         if not self.phases:
             raise ValueError("a schedule must have a phase, got none. Use Phase(steps=, ...).")
 
+    @jax.transfer_guard("allow")
     def __call__(self, count: Any) -> Float[Array, ""]:
         """Returns the value at step `count`, counted from 0, as f32."""
         count = jnp.asarray(count)
@@ -219,6 +221,7 @@ class ByTokens:
     schedule: Schedule
     per_step: int
 
+    @jax.transfer_guard("allow")
     def __call__(self, count: Any) -> Float[Array, ""]:
         """Returns the value before step `count`, after `count * per_step` tokens, as f32."""
         # Tokens outgrow int32; float32 is right to 1 in 2^24 of them.

@@ -30,6 +30,7 @@ from dovetail_quant.sites.plan import Plan
 from dovetail_quant.sites.sites import Site, sites
 
 
+@jax.transfer_guard("allow")
 @_elsewhere.apply
 def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: MatmulOption = "auto") -> Any:
     """Returns a new module, quantized as `plan` says. The rest is shared with `model`.

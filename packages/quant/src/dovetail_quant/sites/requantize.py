@@ -18,6 +18,7 @@ from dovetail_quant.methods.absmax import absmax
 from dovetail_quant.sites.kernel import Kernel
 
 
+@jax.transfer_guard("allow")
 def requantize(state: Any, params: Any) -> Any:
     """Returns the state of a quantized model with new codes for the weights in `params`.
 

@@ -99,6 +99,7 @@ def installed(
     return trained
 
 
+@jax.transfer_guard("allow")
 def freeze(model: nnx.Module, *, matmul: MatmulOption = "auto") -> Any:
     """Returns the quantized module, as from `apply`, of a module from `qat`.
 

@@ -31,6 +31,7 @@ from dovetail_quant.sites.sites import Site, sites
 __all__ = ["insert", "remove", "merge", "adapters", "Adapter"]  # noqa: RUF022, in order of use
 
 
+@jax.transfer_guard("allow")
 def insert(
     model: nnx.Module,
     where: Patterns | None = None,
@@ -110,6 +111,7 @@ def remove(model: nnx.Module) -> Any:
     return plain
 
 
+@jax.transfer_guard("allow")
 def merge(model: nnx.Module, *, dtype: DTypeLike | None = None, codes: bool = False) -> Any:
     """Returns a model without adapters whose weights are W + alpha / rank A B.
 

@@ -273,6 +273,7 @@ class Model:
         check_results(function, results, rows, self.signature.outputs)
         return dict(results)
 
+    @jax.transfer_guard_device_to_host("allow")
     def run(self, inputs: Mapping[str, Array], rows: int | None) -> dict[str, np.ndarray]:
         """Returns the program's outputs for any number of rows, without host functions.
 
@@ -290,6 +291,7 @@ class Model:
             outputs=self.manifest.signature.outputs,
         )
 
+    @jax.transfer_guard_device_to_host("allow")
     def execute(self, inputs: Mapping[str, Array], rows: int | None) -> dict[str, np.ndarray]:
         """Runs the program for exactly `rows` rows, without host functions, and waits for it.
 
@@ -378,9 +380,7 @@ class Model:
 
     def _execute(self, inputs: Mapping[str, Array], rows: int | None) -> Mapping[str, jax.Array]:
         program = self._compiled.get(rows) or self.compile(rows)
-        if not self.manifest.x64:
-            return program(self._weights, inputs)
-        with jax.enable_x64(True):
+        with jax.transfer_guard_host_to_device("allow"), jax.enable_x64(self.manifest.x64):
             return program(self._weights, inputs)
 
     def _placed(self, value: Array) -> Array:

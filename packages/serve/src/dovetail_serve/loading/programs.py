@@ -52,7 +52,7 @@ def check_requirements(manifest: Manifest) -> None:
 @contextlib.contextmanager
 def options_of(manifest: Manifest) -> Iterator[None]:
     """Sets options of JAX as they were at the export, whatever the caller's are."""
-    with jax.enable_x64(manifest.x64), without_mesh():
+    with jax.enable_x64(manifest.x64), jax.transfer_guard("allow"), without_mesh():
         yield
 
 

@@ -53,6 +53,7 @@ class ScoredFields:
         self._mismatched, self._sums = mismatched, sums
         self.counts = {"rows": 0, "computed": 0, "runs": 0, "without_answer": 0}
 
+    @jax.transfer_guard("allow")
     def __call__(self, batch: Batch) -> dict[str, np.ndarray]:
         without_answer = check_pairs(batch)
         other = mismatched_rows(batch) if self._mismatched else {}

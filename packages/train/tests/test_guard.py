@@ -314,6 +314,31 @@ def test_a_short_run_may_skip_two_steps_or_as_many_as_are_allowed(bad, options):
     assert _fit(_batches(6, bad=bad), **options).step == 6
 
 
+class _Refuser:
+    """A guard that accepts no step."""
+
+    def begin(self):
+        return jnp.zeros(())
+
+    def judge(self, history, *, grad_norm, loss):
+        return jnp.bool_(False), history
+
+
+@pytest.mark.parametrize("steps, options", [(1, {}), (2, {}), (12, {"max_skips": 20})])
+def test_a_run_without_an_update_is_no_success_however_short(steps, options):
+    message = rf"last {steps} steps of a run may be skipped, got {steps} .*look at the batches of"
+    with pytest.raises(BadStep, match=message) as e:
+        _fit(_batches(steps), guard=_Refuser(), **options)
+    assert e.value.skipped == tuple(range(steps))
+
+
+def test_a_run_of_five_steps_may_skip_two():
+    result = _fit(_batches(5, bad=[1, 3]))
+    assert (result.step, result.scalars["skipped"]) == (5, 0)
+    with pytest.raises(BadStep, match="the last step of a run must have a finite loss"):
+        _fit(_batches(5, bad=[1, 4]))
+
+
 @pytest.mark.thorough
 def test_a_stop_at_a_step_that_is_not_finite_is_no_end():
     assert _go_on(_Held(bad=[3]), 9, stop=lambda step: step == 4).interrupted

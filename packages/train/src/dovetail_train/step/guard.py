@@ -290,14 +290,16 @@ class Verdicts:
     def end(self, step: int) -> None:
         """Raises BadStep unless a run has ended well.
 
-        Its last step must be finite, and at most a quarter of its last steps skipped, or two.
+        Its last step must be finite, and at most a quarter of its last steps skipped, or two. Not
+        all may be: then nothing was trained.
 
         Args:
             step: Number of updates of the run.
         """
         skipped, seen = self._record.steps, min(step, 4 * self._fewest)
         least = _FEWEST_AT_END if self._max_skips <= _FEWEST else self._max_skips
-        if not self._record.ends and not least <= len(skipped) > seen / 4:
+        too_many = len(skipped) == seen or least <= len(skipped) > seen / 4
+        if not self._record.ends and not too_many:
             return
         if self._last is not None:
             raise self._last

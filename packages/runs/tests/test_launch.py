@@ -285,3 +285,18 @@ def test_a_torn_last_event_is_removed_by_the_next_launch(run):
         pass
     assert path.read_bytes().startswith(whole + b'{"event": "start", "time"')
     assert (len(run.events), run.damage) == (4, [])
+
+
+def test_one_launch_goes_on_with_the_lock_of_its_run(run):
+    with run.locked():
+        with run.launch({"a": 1}) as launch:
+            launch.write(0, {"loss": 1.0})
+            with pytest.raises(RuntimeError, match="which this process has launched"):
+                run.launch({"a": 1})
+            with pytest.raises(RuntimeError, match="which this process has launched"):
+                Run(run.path).launch({"a": 1})
+        assert run.is_running()  # until the block ends
+        with pytest.raises(RuntimeError, match="which this process has launched"):
+            run.launch({"a": 1})
+    assert _ends(run) == [("finished", None)]
+    assert lock.held == set()

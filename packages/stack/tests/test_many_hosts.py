@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from dovetail_stack import cli, many_hosts, settings
+from dovetail_stack import cli, many_hosts, settings, training
 from dovetail_stack.settings import Pretrain
 
 
@@ -136,6 +136,21 @@ def test_a_second_job_is_refused_before_a_host_is_started(hosts, texts, capsys, 
     assert code == 1
     assert "a run must have one process at a time, got" in capsys.readouterr().err
     assert not (out / "job.jsonl").exists()
+
+
+def test_a_second_launch_is_refused_by_the_lock_before_its_settings_are_read(
+    texts, capsys, monkeypatch
+):
+    out = texts.parent / "run"
+    monkeypatch.setattr(training, "agreed", None)  # a call of it would be a TypeError
+    settings.create(Pretrain, {"text": str(texts), "steps": 9, "global_batch": 4}).save(out)
+    before = (out / settings.FILE).read_bytes()
+    other = ["train", "continue", "--model", "nowhere", "--text", "nowhere", "--out", str(out)]
+    with _held(out):
+        for line in (other, ["train", "--out", str(out), "--leave-out", "2:3"]):
+            assert cli.main(line) == 1
+            assert "a run must have one process at a time, got" in capsys.readouterr().err
+        assert (out / settings.FILE).read_bytes() == before
 
 
 def test_a_second_job_changes_nothing_of_the_first(texts, capsys, monkeypatch):

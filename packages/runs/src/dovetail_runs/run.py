@@ -8,7 +8,7 @@ import json
 import logging
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._holds = False  # the lock, for a launch to come
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -99,8 +100,10 @@ class Run:
         if process:
             return Launch()
         with contextlib.ExitStack() as stack:
-            if generation is None:
-                stack.enter_context(self.locked())
+            if self._holds:
+                self._holds = False  # from now on the launch has it
+            elif generation is None:
+                stack.enter_context(lock.locked(self.path, settings_file=SETTINGS))
             begun = launch.beginning(
                 command=command,
                 devices=devices,
@@ -123,9 +126,18 @@ class Run:
     def _reader(self) -> Reader:
         return Reader(self.path / METRICS)
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds the lock of the run without a launch. RuntimeError if another launch holds it."""
-        return lock.locked(self.path, settings_file=SETTINGS)
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of the run in the block, for one launch of this object inside, or none.
+
+        Raises RuntimeError if another launch holds it.
+        """
+        with lock.locked(self.path, settings_file=SETTINGS):
+            self._holds = True
+            try:
+                yield
+            finally:
+                self._holds = False
 
     def is_running(self) -> bool:
         """Tests whether a process of this machine holds the run."""

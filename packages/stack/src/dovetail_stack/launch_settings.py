@@ -193,13 +193,13 @@ def _announce(changes: dict[str, list[Any]]) -> None:
 
 
 def _never_trained(path: Path) -> bool:
-    """Tests whether every launch failed before its first step. False while the run is running."""
+    """Tests whether every launch failed before its first step. False while another runs it."""
     run = Run(path)
     ends = [event for event in run.events if event["event"] == "end"]
     if len(ends) < len(run.launches) or any(end["outcome"] != "failed" for end in ends):
         return False
     made = [path / METRICS, *(path / CHECKPOINTS).glob("[0-9]*")]
-    return not any(file.exists() for file in made) and not run.is_running()
+    return not any(file.exists() for file in made) and not lock.is_locked(path)
 
 
 def _clear(path: Path) -> None:

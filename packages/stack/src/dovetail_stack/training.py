@@ -58,14 +58,18 @@ def launch(
     Returns:
         False if it was stopped early. Its state is then saved.
     """
-    run, axes = agreed(values, out, mesh), {k: n for k, n in mesh.shape.items() if n > 1}
+    recorded, axes = Run(out), {k: n for k, n in mesh.shape.items() if n > 1}
     with contextlib.ExitStack() as stack:
+        if supervision is None and not out.is_file():  # a file is refused below
+            # Before the settings: another command may just have stored those of its run.
+            on_first(lambda: stack.enter_context(recorded.locked()))
+        run = agreed(values, out, mesh)
 
         def begin() -> Launch:
             changed = {**settings.changes(load(out), run), **(changes or {})}
             if run.rewind is not None:
                 changed |= rewinding.changes(run, out)
-            launch = Run(out).launch(
+            launch = recorded.launch(
                 changes=changed,
                 command=["dovetail", *command],
                 seeds={"seed": run.training.seed},

@@ -10,8 +10,9 @@ generation_config.json, which are shown, and used with --directory-sampling.
 
 --prompts takes lines {"prompt": "..."}, or {"messages": [...]} for the model's chat template, or
 that of --template, whose end of a turn then ends the answers too. A line may have options of its
-own, named as here with underscores. Line i, from 0, has the seed SEED + i. --out gets a line
-{"index", "text", "tokens", "finish_reason", "seed", ...} for each. The same command resumes it.
+own, named as here with underscores. Each line has a seed of its own, folded from SEED and its
+index. --out gets a line {"index", "text", "tokens", "finish_reason", "seed", ...} for each. The
+same command resumes it.
 """
 
 import argparse

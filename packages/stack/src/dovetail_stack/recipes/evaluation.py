@@ -114,7 +114,7 @@ def sampler(engine: Engine, *, seed: int = 0, sampling: Sampling | None = None) 
 
     Args:
         engine: An engine with the evaluated weights and their tokenizer.
-        seed: Seed of the first prompt of a call; the next has the next one.
+        seed: Seed of each call, see `dovetail_infer.Engine.generate`.
         sampling: Replaces the temperature of each call, such as `sampling_of(directory)`. None:
             all tokens are drawn from at that temperature.
     """
@@ -127,9 +127,8 @@ def sampler(engine: Engine, *, seed: int = 0, sampling: Sampling | None = None) 
         until: Sequence[str],
     ) -> list[list[int]]:
         base = Sampling(temperature=temperature) if sampling is None else sampling
-        options = {"max_tokens": max_tokens, "stop": [*filter(None, until)]}
-        seeds = range(seed, seed + len(prompts))
-        draws = [dataclasses.replace(base, seed=i, **options) for i in seeds]
+        stop = [*filter(None, until)]
+        draws = dataclasses.replace(base, seed=seed, max_tokens=max_tokens, stop=stop)
         return [result.tokens.tolist() for result in engine.generate(prompts, draws)]
 
     return sample

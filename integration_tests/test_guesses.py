@@ -91,7 +91,7 @@ GUESSES = [
     ("quant.quantize", "Use apply(model, plan(model, rules))"),
     ("quant.calibrate(None, None, data=[])", "Use batches=[]"),
     # Serving: Triton, BentoML
-    ("serve.export(None)", "needs params, inputs, example"),
+    ("serve.export(None)", "needs params, example"),
     ("serve.Batching(max_batch_size=8)", "Use max_batch=8"),
     ('serve.Server("repo", port=8000)', "Use dovetail_serve.http"),
     ("serve.serve", "Use Server"),

@@ -187,7 +187,7 @@ def prompt(question):
 
 
 def answers(asked, *, seed):
-    options = Sampling(max_tokens=20, seed=seed)  # each prompt draws with one of its own
+    options = Sampling(max_tokens=20, seed=seed)
     completions = engine.generate([prompt(question) for question in asked], options)
     return [completion.text for completion in completions]
 

@@ -59,7 +59,7 @@ def test_draws_have_the_distribution_of_the_model(drawn, of):
 @pytest.mark.parametrize("of", [0, 1], ids=["completions", "prompts"])
 @pytest.mark.parametrize("shift", [-2, -1, 0, 1, 2])
 def test_near_seeds_share_no_draws(drawn, of, shift):
-    """Tokens of two seeds agree as often as independent ones do, at each shift of the index.
+    """Draws of two seeds agree as often as independent ones do, at each shift of the index.
 
     With seeds that are added to the index, all agree at the shift of the seeds.
     """

@@ -75,8 +75,9 @@ class Trainer:
             `functools.partial(dovetail_models.update_selection_bias, rate=1e-3)`.
         max_skips: Rejected steps in a row before `fit` ends. With n = max(10, max_skips), it also
             ends at n or more rejected steps that are over a quarter of the last 4n; at the end of a
-            run 3 are enough for n = 10, and fewer if they are all. With 0 and no guard nothing is rejected, `fit` ends at the
-            first non-finite step, and a step needs one gradient tree less memory.
+            run 3 are enough for n = 10, and fewer if they are all. With 0 and no guard nothing is
+            rejected, `fit` ends at the first non-finite step, and a step needs one gradient tree
+            less memory.
         seed: Seed of the key passed to the loss.
         flops: Model FLOPs per step. Default: counted from the loss.
         peak_flops: FLOP/s of one device. Default: by device kind. Unknown devices report no MFU.

@@ -24,7 +24,6 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "scripts"))
 
-import import_programs  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
 
@@ -162,7 +161,7 @@ def bare(session: nox.Session, package: str) -> None:
     (member,) = members(package)
     off_tree = session.create_tmp()  # where nothing can be found beside the sources
     with session.chdir(off_tree):
-        session.run("python", "-I", "-c", import_programs.ALL.format(module=member.module))
+        session.run("python", "-I", "-c", wheels.IMPORT_ALL.format(module=member.module))
     keep_compiled(session)
     session.run("python", "scripts/documents.py", "--programs", str(member.path / "README.md"))
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,14 @@ class Checkout:
         """Writes a file of tests."""
         (self.suite / name).write_text(text)
 
-    def run(self, *options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        """Runs pytest on the suite, or on the paths in `options`."""
+    def run(self, *options: str, code: int = 0, **variables: str) -> str:
+        """Runs pytest on the suite, or on the paths in `options`; returns what it prints."""
         paths = [] if any(o.startswith("packages/") for o in options) else ["packages/one/tests"]
         line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *paths]
-        own = {**os.environ, **variables}
-        return subprocess.run(line, cwd=self.root, env=own, capture_output=True, text=True)
+        out, own = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}, os.environ | variables
+        done = subprocess.run(line, cwd=self.root, env=own, text=True, **out)
+        assert done.returncode == code, done.stdout
+        return done.stdout
 
 
 @pytest.fixture
@@ -72,7 +75,31 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.fixture
-def repository(frame: Path) -> Path:
+def git(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """git(folder, *line) runs git, without the settings of this machine, and returns its output."""
+    for name in ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL"):
+        monkeypatch.setenv(f"GIT_{name}", "tester@example.org")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+    def run(folder: Path, *line: str) -> str:
+        return subprocess.check_output(["git", "-C", str(folder), *line], text=True).strip()
+
+    return run
+
+
+@pytest.fixture
+def commit(git: Callable[..., str]) -> Callable[..., None]:
+    """commit(folder, message) commits all files."""
+
+    def run(folder: Path, message: str) -> None:
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "--message", message)
+
+    return run
+
+
+@pytest.fixture
+def repository(frame: Path, git: Callable[..., str], commit: Callable[..., None]) -> Path:
     """The frame with an address and a fragment in each member, as a repository's first commit."""
     project = frame / "pyproject.toml"
     project.write_text(re.sub(r'(?m)^url = ".*"', f'url = "{ADDRESS}"', project.read_text()))
@@ -80,15 +107,7 @@ def repository(frame: Path) -> Path:
         fragment = member.path / "changes" / "2.feature.md"
         fragment.parent.mkdir()
         fragment.write_text(f"The first words about {member.name}.\n")
-    (frame / ".gitignore").write_text("__pycache__/\n")
-    for line in (
-        ("init", "--quiet", "--initial-branch", "main"),
-        ("config", "user.name", "Tester"),
-        ("config", "user.email", "tester@example.org"),
-        ("config", "commit.gpgsign", "false"),
-        ("config", "tag.gpgsign", "false"),
-        ("add", "--all"),
-        ("commit", "--quiet", "--message", "The frame"),
-    ):
-        subprocess.run(["git", "-C", str(frame), *line], check=True)
+    (frame / ".gitignore").write_text("__pycache__/\nbuild/\npid\n")
+    git(frame, "init", "--quiet")
+    commit(frame, "The frame")
     return frame

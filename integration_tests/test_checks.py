@@ -20,41 +20,38 @@ import workspace
 
 pytestmark = pytest.mark.once
 
+TIMEIT = ["timeit", "-n", "1", "-r", "1"]
+JOBS = f"""
+import sys, types
+import changed, checks
+job = lambda name, text: checks.Job(name=name, line=[*{TIMEIT}, text], checks=[name])
+"""
 # Two checks that wait, and one that must never begin.
 WAITING = """
-import sys
-import checks
 write = "import os, time; open(os.environ['PIDS'], 'a').write('{}\\\\n')"
 wait, late = write.format("begun") + "; time.sleep(600)", write.format("late")
-spin = lambda name, text: checks.Job(name=name, line=["timeit", "-n", "1", "-r", "1", text])
 deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + wait
 checks.GRACE_S = 1.0
-checks.of_a_person = lambda whole: [spin("a", wait), spin("b", deaf), spin("c", late)]
+checks.of_a_person = lambda whole: [job("a", wait), job("b", deaf), job("c", late)]
 sys.exit(checks.main())
 """
 # `.ci/run` of two checks. The second names its process and waits, or ends, as the argument says.
 LANDING = """
-import sys, types
-import changed, checks
 changed.keys = lambda tree: {"a": "key", "b": "key"}
 changed.checks = lambda tree: [types.SimpleNamespace(name=name) for name in "ab"]
 wait = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
 text = {"a": "1", "b": wait if sys.argv.pop() == "wait" else "1"}
-job = lambda name: checks.Job(
-    name=name, line=["timeit", "-n", "1", "-r", "1", text[name]], checks=[name]
-)
-checks.of_checks = lambda every, costs: [job(check.name) for check in every]
+checks.of_checks = lambda every, costs: [job(check.name, text[check.name]) for check in every]
 checks.of_a_person, checks.ALWAYS = lambda: [], ()
 sys.exit(checks.main())
 """
-ONCE = ("timeit", "-n", "1", "-r", "1")
 
 
 def test_a_person_runs_lint_and_the_fast_tier_of_all_suites_the_longest_first():
     lint, style, *suites = checks.of_a_person()
     assert [lint.name, style.name] == ["ruff check", "ruff format"]
-    budgets = {f"packages/{folder}/tests" for folder in workspace.members()} | {"integration_tests"}
-    assert {job.line[-1] for job in suites} == budgets
+    folders = {f"packages/{folder}/tests" for folder in workspace.members()} | {"integration_tests"}
+    assert {job.line[-1] for job in suites} == folders
     warm = [checks.suite_times.budgets()[job.line[-1]]["warm"] for job in suites]
     assert warm == sorted(warm, reverse=True)
     assert all("--tier fast" in " ".join(job.line) for job in suites)
@@ -89,22 +86,23 @@ def test_checks_that_share_an_environment_share_a_process():
 
 def test_the_outcomes_of_files_count_also_in_a_job_that_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    ended = {"passed": False, "output": "", "wall_s": 9.0, "cpu_s": 9.0}
     names = [f"integration-3.11({name}.py)" for name in ("a", "b", "c")]
-    job = checks.Job(name="integration-3.11 1", line=[], checks=names, outcomes=True)
-    result = checks.Result(job=job, passed=False, output="", wall_s=9.0, cpu_s=9.0)
+    job = checks.Job(name="integration-3.11 1", line=["--outcomes"], checks=names)
+    result = checks.Result(job=job, **ended)
     assert checks.outcomes(result) == {}  # it was killed
     (tmp_path / "build/outcomes").mkdir(parents=True)
     text = '{"a.py": {"passed": true, "cpu_s": 2.5}, "b.py": {"passed": false, "cpu_s": 1}}'
     (tmp_path / job.outcomes_file).write_text(text)
     assert checks.outcomes(result) == {"integration-3.11(a.py)": 2.5}
-    other = dataclasses.replace(result, job=checks.Job(name="docs", line=[], checks=["docs"]))
+    other = checks.Result(job=checks.Job(name="docs", line=[], checks=["docs"]), **ended)
     assert checks.outcomes(other) == {}
     assert checks.outcomes(dataclasses.replace(other, passed=True)) == {"docs": 9.0}
 
 
 def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
     bad = checks.Job(name="bad", line=["this_module_is_not_there"])
-    assert checks.run_all([bad, checks.Job(name="good", line=[*ONCE, "1"])]) == ["bad"]
+    assert checks.run_all([bad, checks.Job(name="good", line=[*TIMEIT, "1"])]) == ["bad"]
     output = capsys.readouterr().out
     assert re.search(r"bad \(\d+ s, \d+ CPU s\): FAILED\n", output)
     assert "No module named this_module_is_not_there" in output
@@ -115,7 +113,7 @@ def test_a_check_is_charged_for_its_children_and_they_keep_their_bytecode(monkey
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     spin = "import time\nwhile time.process_time() < 0.5: pass"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}]); "
-    line = [*ONCE, f"{child}assert not sys.dont_write_bytecode"]
+    line = [*TIMEIT, f"{child}assert not sys.dont_write_bytecode"]
     result = checks.run(checks.Job(name="children", line=line))
     assert result.passed, result.output
     assert result.cpu_s >= 0.5
@@ -123,7 +121,7 @@ def test_a_check_is_charged_for_its_children_and_they_keep_their_bytecode(monkey
 
 def begin(program, root, *arguments, **variables) -> "subprocess.Popen[str]":
     own = {"PYTHONPATH": str(root / "scripts"), **variables}
-    line, pipe = [sys.executable, "-c", program, *arguments], subprocess.PIPE
+    line, pipe = [sys.executable, "-c", JOBS + program, *arguments], subprocess.PIPE
     return subprocess.Popen(line, env=os.environ | own, stdout=pipe, stderr=pipe, text=True)
 
 
@@ -147,9 +145,6 @@ def test_an_interrupt_ends_what_runs_and_begins_nothing(sent, tmp_path):
 
 
 def test_a_killed_run_leaves_what_ended_and_the_next_one_waits_for_what_still_runs(repository):
-    (repository / ".gitignore").write_text("build/\n__pycache__/\npid\n")
-    git = ["git", "-C", str(repository)]
-    subprocess.run([*git, "commit", "--quiet", "--all", "--message", "Ignore"], check=True)
     os.mkfifo(repository / "pid")
 
     def recorded() -> list[str]:

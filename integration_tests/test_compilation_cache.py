@@ -1,18 +1,41 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The compilation cache of the suites: found again, bounded, repaired, never why a run fails."""
+"""The compilation cache of the suites: found again, bounded, repaired, never why a run fails.
+
+Programs on several devices stay out of it.
+"""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import compilation_cache
+import forced_devices
 
 SUITE = """
 import jax, jax.numpy as jnp
 def test_it():
     assert float(jax.jit(lambda x: (x * 3).sum())(jnp.arange(4.0))) == 18.0
+"""
+
+
+DEVICES = """
+import os
+from pathlib import Path
+import jax, jax.numpy as jnp
+import forced_devices
+
+entries = lambda: len(list(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache")))
+doubled = jax.jit(lambda x: 2 * x)
+doubled(jnp.ones(8))
+alone = entries()
+forced_devices.stop_caching()
+mesh = jax.make_mesh((2,), ("x",))
+doubled(jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P("x"))))
+print(alone > 0, entries() - alone)
 """
 
 
@@ -25,40 +48,28 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def run_suite(home, checkout):
-    """Runs the suite, which must pass, and returns its output."""
-    checkout.write(SUITE)
-
-    def run() -> str:
-        done = checkout.run("-q")
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    return run
-
-
 @pytest.mark.thorough
-def test_a_suite_keeps_its_programs_and_damaged_ones_are_replaced(home, run_suite):
+def test_a_suite_keeps_its_programs_and_damaged_ones_are_replaced(home, checkout):
     def entries() -> dict[Path, int]:
         return {p: p.stat().st_ino for p in (home / "dovetail/compiled").glob("*-cache")}
 
-    run_suite()
+    checkout.write(SUITE)
+    checkout.run()
     whole = entries()
-    run_suite()
+    checkout.run()
     assert entries() == whole != {}  # a second process compiles nothing
     for path in whole:
         path.write_bytes(b"\x28\xb5\x2f\xfd\x20 cut")
-    assert "Error reading persistent compilation cache entry" in run_suite()
-    assert "Error reading" not in run_suite()  # it writes what the repair took away
+    assert "Error reading persistent compilation cache entry" in checkout.run()
+    assert "Error reading" not in checkout.run()  # it writes what the repair took away
     assert entries().keys() == whole.keys()
 
 
-def test_a_cache_of_the_users_own_is_respected_and_a_suite_without_a_folder_passes(home, run_suite):
+def test_a_cache_of_the_users_own_is_respected_and_a_suite_without_a_folder_passes(home, checkout):
     assert compilation_cache.choose({"JAX_COMPILATION_CACHE_DIR": "mine"}) == ({}, "")
     home.write_text("a file, where the folder should be")
-    output = run_suite()
-    assert "compilation cache: off, so everything is compiled anew: " in output
+    checkout.write(SUITE)
+    assert "compilation cache: off, so everything is compiled anew: " in checkout.run()
 
 
 def test_trim_deletes_the_entries_unused_for_longest(tmp_path):
@@ -82,3 +93,13 @@ def test_repair_deletes_the_program_that_was_named_and_no_other(tmp_path):
         compilation_cache.repair(tmp_path, text)
     compilation_cache.repair(tmp_path, "another warning about 'jit_ff'")
     assert {path.name for path in tmp_path.iterdir()} == {"jit_ff-4d-cache"}
+
+
+@pytest.mark.parametrize("cached, expected", [(True, "True 0\n"), (False, "False 0\n")])
+def test_a_program_on_several_devices_stays_out(home, monkeypatch, cached, expected):
+    home.mkdir()
+    own = {"JAX_COMPILATION_CACHE_DIR": str(home), "JAX_ENABLE_COMPILATION_CACHE": "true"}
+    for name, value in {**own, **compilation_cache.SETTINGS}.items():
+        monkeypatch.setenv(name, value)
+    line, own = [sys.executable, "-c", DEVICES], forced_devices.environment(2, cached=cached)
+    assert subprocess.check_output(line, env=own, text=True) == expected

@@ -5,7 +5,6 @@
 import datetime
 import json
 import pathlib
-import subprocess
 
 import pytest
 
@@ -17,34 +16,24 @@ pytestmark = pytest.mark.once
 KEYS = {"a": "key of a", "b": "key of b"}
 
 
-def git(root, *line):
-    options = ("-c", "user.name=Tester", "-c", "user.email=tester@example.org")
-    command = ["git", "-C", str(root), *options, *line]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.fixture
-def root(tmp_path):
-    """A repository of two commits."""
+def root(tmp_path, git, commit):
+    """A repository of one commit."""
     folder = tmp_path / "checkout"
     (folder / ".ci").mkdir(parents=True)
-    git(folder, "init", "--quiet", "--initial-branch", "main")
+    git(folder, "init", "--quiet")
     (folder / ".gitignore").write_text("build/\n")
-    for text in ("first\n", "second\n"):
-        (folder / "file").write_text(text)
-        git(folder, "add", "--all")
-        git(folder, "commit", "--quiet", "--message", text)
+    commit(folder, "First")
     return folder
 
 
 @pytest.fixture
-def whole(root):
+def whole(root, commit):
     """The same after a whole pass, which is committed."""
     passed.add(root, {"a": 1.5}, KEYS)
     passed.add(root, {"b": 2.0}, KEYS)
     assert passed.close(root, KEYS)
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message", "Record")
+    commit(root, "Record")
     return root
 
 
@@ -59,22 +48,20 @@ def rewrite(root, days=0, **values):
     (root / reach.RECORD).write_text(text)
 
 
-def standing(root, reason, keys=KEYS, **options):
+def standing(root, reason, **options):
     """The checks that count, after a look at why no other does."""
-    known = passed.standing(root, keys, **options)
+    known = passed.standing(root, KEYS, **options)
     assert bool(reason) == bool(known.reason)
     assert reason in known.reason
     return [*known.passed]
 
 
-def test_what_passed_counts_while_its_key_is_the_same(whole):
-    keys = KEYS | {"b": "other"}
-    assert standing(whole, "", keys) == ["a"]
-    known = passed.standing(whole, keys)
-    record = known.passed["a"]
+def test_what_passed_counts_while_its_key_is_the_same(whole, git):
+    known = passed.standing(whole, KEYS | {"b": "other"})
+    ((check, record),) = known.passed.items()
     assert record.commit == git(whole, "rev-parse", "--short=12", "HEAD~1")
-    assert (record.date, record.cpu_s) == (passed.today().isoformat(), 1.5)
-    assert (known.whole.days(passed.today()), known.costs["b"]) == (0, 2.0)
+    assert (check, record.date, record.cpu_s) == ("a", passed.today().isoformat(), 1.5)
+    assert (known.whole.days(passed.today()), known.costs["b"], known.reason) == (0, 2.0, "")
     assert standing(whole, "it was asked for", everything=True) == []
 
 
@@ -97,7 +84,7 @@ def test_a_record_counts_for_14_days(whole, days, counts):
     assert passed.standing(whole, KEYS).passed == {}
 
 
-def test_a_dirty_tree_and_a_shallow_clone_have_no_records(whole, tmp_path):
+def test_a_dirty_tree_and_a_shallow_clone_have_no_records(whole, tmp_path, git):
     (whole / "new").touch()
     assert standing(whole, "the tree is dirty, so its files are those of no commit: ?? new") == []
     clone = tmp_path / "clone"

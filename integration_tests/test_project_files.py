@@ -18,7 +18,7 @@ PROJECTS = sorted(f for p in ("", "native/") for f in ROOT.glob(f"packages/*/{p}
 
 
 def test_the_copies_of_shared_files_are_equal():
-    for original, others in copies.copies(ROOT).items():
+    for original, others in copies.copies().items():
         assert len(others) > 1, f"{original} is needed by one package at most"
         for copy in others:
             assert copy.read_bytes() == original.read_bytes(), "run python scripts/copies.py"

@@ -17,26 +17,20 @@ import workspace
 pytestmark = pytest.mark.once
 
 
-def git(root: Path, *line: str) -> str:
-    return subprocess.check_output(["git", "-C", str(root), *line], text=True).strip()
-
-
 def run(root: Path, *line: str) -> subprocess.CompletedProcess:
     """Run the copy's own release tool with this environment's uv and towncrier."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = [sys.executable, str(root / "scripts" / "release.py"), *line]
-    environment = {**os.environ, "PATH": path}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
 
 
-def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(repository):
+def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(repository, git, commit):
     major, minor, _ = workspace.members(repository)["kernels"].version.split(".")
     later = f"{major}.{int(minor) + 1}.0"
     changes = repository / "packages/kernels/changes"
     (changes / "2.feature.md").write_text("The first sentence.\nThe second one.\n")
     (changes / "3.misc.md").write_text("Shown too.\n")
-    git(repository, "add", "--all")
-    git(repository, "commit", "--quiet", "--message", "News")
+    commit(repository, "News")
     done = run(repository, "kernels", "minor")
     assert done.returncode == 0, done.stderr
     assert f"git push origin HEAD kernels-v{later}" in done.stdout
@@ -58,7 +52,7 @@ def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(reposito
     assert notes.strip() == f"{features}### Other changes\n\n- Shown too. (#3)"
 
 
-def test_refuses_what_a_release_may_not_have(repository):
+def test_refuses_what_a_release_may_not_have(repository, git, commit):
     def refused(word: str) -> None:
         done = run(repository, "data", "patch")
         assert done.returncode == 1
@@ -67,21 +61,20 @@ def test_refuses_what_a_release_may_not_have(repository):
 
     (repository / "packages/data/changes/2.feature.md").unlink()
     refused("must be clean")
-    git(repository, "commit", "--quiet", "--all", "--message", "No news")
+    commit(repository, "No news")
     refused("no fragment")
     (repository / "README.md").write_text("| peer | tokens/s |\n|---|---|\n")
-    git(repository, "add", "README.md")
-    git(repository, "commit", "--quiet", "--message", "A table to fill")
+    commit(repository, "A table to fill")
     refused("a column a cell; fill or delete\nREADME.md: | peer | tokens/s |")
     root = repository / "pyproject.toml"
     root.write_text(root.read_text().replace("https://example.org/dovetail", ""))
-    git(repository, "commit", "--quiet", "--all", "--message", "No address")
+    commit(repository, "No address")
     refused("(Project-URL), got [tool.dovetail] url='' in pyproject.toml; write the repository's")
     git(repository, "reset", "--quiet", "--hard", "HEAD~2")
     project = repository / "packages/train/pyproject.toml"
     now = workspace.members(repository)["train"].version
     project.write_text(project.read_text().replace(f'version = "{now}"', 'version = "7.7.7"'))
-    git(repository, "commit", "--quiet", "--all", "--message", "A false pin")
+    commit(repository, "A false pin")
     refused(f"dovetail-train is 7.7.7, but stack pins =={now}")
 
 

@@ -18,6 +18,12 @@ OLD = 'case "$2" in *print*) echo 3.8.18;; *) exit 1;; esac'
 INSTEAD = "import setup_env; setup_env.install = lambda _: print('installs'); setup_env.main()"
 
 
+def write_program(file, body):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+
+
 def test_an_unfinished_one_and_a_changed_dependency_begin_anew(frame):
     def installs() -> int:
         line = [sys.executable, "-c", INSTEAD]
@@ -36,13 +42,10 @@ def test_a_fitting_python_is_found_and_somebody_elses_environment_is_left_alone(
     mine, folder = frame / ".venv" / "my-work", tmp_path / "bin"
     mine.parent.mkdir()
     mine.touch()
-    folder.mkdir()
+    write_program(folder / "python3", OLD)
+    newer = folder / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    write_program(newer, f'exec "{sys.executable}" "$@"')
     (folder / "dirname").symlink_to(shutil.which("dirname"))
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    launchers = {"python3": OLD, f"python{version}": f'exec "{sys.executable}" "$@"'}
-    for name, body in launchers.items():
-        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-        (folder / name).chmod(0o755)
 
     def refusal(**environment: str) -> str:
         path = {"PATH": str(folder), **environment}
@@ -53,23 +56,18 @@ def test_a_fitting_python_is_found_and_somebody_elses_environment_is_left_alone(
     assert f"{frame}/.venv exists without dovetail-setup" in refusal()
     assert list(mine.parent.iterdir()) == [mine]
     assert "needs Python 3.11 or later; python3 is version=3.8.18" in refusal(PYTHON="python3")
-    (folder / f"python{version}").unlink()
+    newer.unlink()
     assert "needs Python 3.11 or later" in refusal()
-    own = frame / ".venv/bin/python"
-    own.parent.mkdir()
-    own.write_text(f'#!/bin/sh\necho "{sys.executable}"\n')
-    own.chmod(0o755)
+    write_program(frame / ".venv/bin/python", f'echo "{sys.executable}"')
     assert f"{frame}/.venv exists without dovetail-setup" in refusal()  # by the Python of .venv
 
 
 def test_the_notebooks_open_with_the_kernel_of_the_environment(frame):
     """The script installs the extra, then starts JupyterLab on the first notebook."""
     bin = frame / ".venv/bin"
-    bin.mkdir(parents=True)
     shown = 'echo "$(basename "$0") $@ $(command -v python) $JUPYTER_PREFER_ENV_PATH"'
     for name in ("uv", "jupyter", "python"):
-        (bin / name).write_text(f"#!/bin/sh\n{shown}\n")
-        (bin / name).chmod(0o755)
+        write_program(bin / name, shown)
     path = {**os.environ, "PYTHONPATH": str(frame / "scripts"), "PYTHON": sys.executable}
     now = "import sys, setup_env; print(setup_env.digest('%d.%d' % sys.version_info[:2]), end='')"
     digest = subprocess.check_output([sys.executable, "-c", now], env=path)
@@ -78,10 +76,9 @@ def test_the_notebooks_open_with_the_kernel_of_the_environment(frame):
     installed, opened = subprocess.check_output(line, env=path, text=True).splitlines()
     assert installed.startswith(f"uv pip install --python {bin}/python --constraint")
     assert all(f" {name}>=" in installed for name in ("ipykernel", "jupyterlab", "matplotlib"))
-    first = workspace.ROOT / "examples/notebooks/language_model.ipynb"
-    assert first.is_file()
-    assert f"default_url=/lab/tree/{first.relative_to(workspace.ROOT)} " in opened
-    assert opened.startswith("jupyter lab ")
+    first = "examples/notebooks/language_model.ipynb"
+    assert (workspace.ROOT / first).is_file()
+    assert opened.startswith(f"jupyter lab --LabApp.default_url=/lab/tree/{first} ")
     assert opened.endswith(f" --no-browser {bin}/python 1")
 
 

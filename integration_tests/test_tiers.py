@@ -44,9 +44,8 @@ def test_second():
 def test_a_run_of_a_tier(checkout, tier, expected):
     checkout.write(FIRST)
     checkout.write(SECOND, "test_second.py")
-    done = checkout.run("-rP", *(["--tier", tier] if tier else []))
-    assert done.returncode == 0, done.stdout + done.stderr
-    words = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ran ")]
+    output = checkout.run("-rP", *(["--tier", tier] if tier else []))
+    words = [line.split()[1] for line in output.splitlines() if line.startswith("ran ")]
     assert {word: words.count(word) for word in words} == expected
 
 
@@ -55,8 +54,7 @@ def test_the_outcome_of_each_file_is_written(checkout):
     for name, text in texts.items():
         checkout.write(text, f"test_{name}.py")
     files = [f"packages/one/tests/test_{name}.py" for name in texts]
-    done = checkout.run("--tier", "sample", "--outcomes", "out/file.json", *files)
-    assert done.returncode == 1, done.stdout + done.stderr
+    checkout.run("--tier", "sample", "--outcomes", "out/file.json", *files, code=1)
     found = json.loads((checkout.root / "out/file.json").read_text())
     passed = {name: outcome["passed"] for name, outcome in found.items()}
     assert passed == {"test_first.py": True, "test_second.py": False, "test_third.py": True}

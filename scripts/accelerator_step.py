@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from workspace import ROOT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import workspace
@@ -114,7 +114,7 @@ def checks(tree: Tree) -> list[Check]:
 
 def _of_packages(tree: Tree) -> Iterator[Check]:
     first, second = workspace.PYTHONS
-    of_wheels = {"documents.py", "documents.toml", "import_programs.py", "wheels.py"}
+    of_wheels = {"documents.py", "documents.toml", "wheels.py"}
     for folder, member in tree.members.items():
         home, inputs = f"packages/{folder}/", suite(tree, folder)
         sources = {f"{home}src/", f"{home}pyproject.toml"}
@@ -247,9 +247,7 @@ def interpreter(python: str) -> str:
         return ""
 
 
-def versions(
-    tree: Tree, folders: Iterable[str], python: str, groups: Sequence[str] = ("test",)
-) -> dict[str, str]:
+def versions(tree: Tree, folders: Iterable[str], python: str) -> dict[str, str]:
     """The lines of constraints/ that the environment of packages depends on.
 
     Requirements are read from the installed distributions. A constraint of a distribution that is
@@ -258,7 +256,7 @@ def versions(
     constrained = tree.constraints(python)
     members = [tree.members[folder] for folder in folders]
     texts = [r for m in members for e in m.extras.values() for r in e]
-    texts += [r for m in members for g in groups for r in m.groups.get(g, ())]
+    texts += [r for m in members for r in m.groups.get("test", ())]
     waiting = {workspace.parse(r).name for r in texts} | {"pytest"}
     waiting |= {d.name for m in members for d in m.dependencies}
     needed: set[str] = set()
@@ -297,10 +295,8 @@ def concerned(paths: Iterable[str]) -> list[str]:
         if parts[0] != "packages" or len(parts) < 3:
             return sorted(everyone)
         touched.add(parts[1])
-    names = {everyone[f].name for f in touched if f in everyone}
-    return sorted(
-        f for f, m in everyone.items() if names & {d.name for d in m.dependencies} or f in touched
-    )
+    needs = {f: workspace.needs(member, everyone.values()) for f, member in everyone.items()}
+    return [f for f, needed in needs.items() if touched & {n.folder for n in needed}]
 
 
 def changes(base: str) -> list[str]:

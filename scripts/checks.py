@@ -37,7 +37,6 @@ import workspace
 AT_A_TIME = 2
 INTERRUPTED = 130  # as a shell reports it
 UNKNOWN_S = 100.0  # of a check that has never passed
-BATCHES = 2  # processes for the integration tests, as many as run at a time
 ALWAYS = ("types", "imports")
 GRACE_S = 10.0  # for a job to end when it is told to
 _running: set[subprocess.Popen[str]] = set()
@@ -52,11 +51,10 @@ class Job:
     line: Sequence[str]  # arguments of Python
     checks: Sequence[str] = ()  # on record, that it makes
     cost_s: float = UNKNOWN_S  # CPU seconds to expect
-    outcomes: bool = False  # it writes the outcome of each file of tests to `outcomes_file`
 
     @property
     def outcomes_file(self) -> str:
-        """Path of the outcomes, relative to the checkout."""
+        """Path of the outcomes of its files of tests, relative to the checkout."""
         return f"build/outcomes/{self.name.replace(' ', '-')}.json"
 
 
@@ -71,21 +69,17 @@ class Result:
     cpu_s: float
 
 
-def suites() -> list[str]:
-    """Folders of tests. The longest begin first, so that none is left running alone at the end."""
-    folders = [f"packages/{folder}/tests" for folder in workspace.members()]
-    budgets = suite_times.budgets()
-    return sorted(
-        [*folders, "integration_tests"], key=lambda s: -budgets.get(s, {}).get("warm", 999)
-    )
-
-
 def of_a_person(*, whole: bool = False) -> list[Job]:
-    """Lint, format, and each suite's fast tier, or the whole suite."""
+    """Lint, format, and each suite's fast tier, or the whole suite.
+
+    The longest begin first, so that none is left running alone at the end.
+    """
+    budgets = suite_times.budgets()
+    suites = sorted(budgets, key=lambda suite: -budgets[suite]["warm"])
     jobs = [Job(name="ruff check", line=["ruff", "check"])]
     jobs += [Job(name="ruff format", line=["ruff", "format", "--check"])]
     tier, title = ([], "") if whole else (["--tier", "fast"], " fast")
-    return jobs + [Job(name=s + title, line=["pytest", "--quiet", *tier, s]) for s in suites()]
+    return jobs + [Job(name=s + title, line=["pytest", "--quiet", *tier, s]) for s in suites]
 
 
 def of_checks(checks: Iterable[changed.Check], costs: dict[str, float]) -> list[Job]:
@@ -105,14 +99,9 @@ def of_checks(checks: Iterable[changed.Check], costs: dict[str, float]) -> list[
 
 
 def _batches(checks: list[changed.Check], costs: dict[str, float]) -> list[list[changed.Check]]:
-    """Splits checks into `BATCHES` of about equal cost."""
-    batches: list[list[changed.Check]] = [[] for _ in range(BATCHES)]
-    totals = [0.0] * BATCHES
-    for check in sorted(checks, key=lambda c: -costs.get(c.name, UNKNOWN_S)):
-        least = totals.index(min(totals))
-        batches[least].append(check)
-        totals[least] += costs.get(check.name, UNKNOWN_S)
-    return [batch for batch in batches if batch]
+    """Deals checks out, the dearest first, into as many batches as run at a time."""
+    ordered = sorted(checks, key=lambda c: -costs.get(c.name, UNKNOWN_S))
+    return [batch for i in range(AT_A_TIME) if (batch := ordered[i::AT_A_TIME])]
 
 
 def _job(name: str, checks: list[changed.Check], cost_s: float) -> Job:
@@ -132,7 +121,7 @@ def _job(name: str, checks: list[changed.Check], cost_s: float) -> Job:
         line = [*session, "--", "--tier", "sample"]
     else:
         line = [*session, *(["--", *units] if any(units) and group == name else [])]
-    return dataclasses.replace(job, line=line, outcomes=group.startswith("integration-"))
+    return dataclasses.replace(job, line=line)
 
 
 def _file(name: str) -> str:
@@ -213,7 +202,7 @@ def run_all(
 def outcomes(result: Result) -> dict[str, float]:
     """CPU seconds of the checks of a job that passed, also of a job that failed in other files."""
     file = workspace.ROOT / result.job.outcomes_file
-    if not result.job.outcomes:
+    if "--outcomes" not in result.job.line:
         share = result.cpu_s / max(1, len(result.job.checks))
         return dict.fromkeys(result.job.checks, share) if result.passed else {}
     by_file = json.loads(file.read_text()) if file.exists() else {}  # it was killed
@@ -265,18 +254,13 @@ def landing(*, everything: bool) -> list[str]:
 
 
 def table(jobs: Sequence[Job], known: passed.Standing) -> str:
-    """The jobs that run, and the checks on record with date and commit."""
+    """The jobs that run, and what the checks on record save."""
     lines = [f"runs: {len(jobs)} jobs" + (f" ({known.reason})" if known.reason else "")]
     for job in jobs:
         of = "" if len(job.checks) < 2 else f": {len(job.checks)} checks"
         lines.append(f"  {job.name}{of}")
-    by_pass: dict[tuple[str, str], list[str]] = {}
-    for name, record in sorted(known.passed.items()):
-        by_pass.setdefault((record.date, record.commit), []).append(name)
     saved_s = sum(record.cpu_s for record in known.passed.values())
     lines.append(f"leaves out: {len(known.passed)} checks of {saved_s:.0f} CPU s, passed before")
-    for (date, commit), names in sorted(by_pass.items()):
-        lines.append(f"  {date} {commit}: {', '.join(names)}")
     age = f"{known.whole.days(passed.today())} days ago" if known.whole else "not on record"
     return "\n".join([*lines, f"last whole pass: {age}"])
 

@@ -14,23 +14,24 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from workspace import ROOT
+
 SHARED = Path("scripts/shared")
 
 
-def copies(root: Path = ROOT) -> dict[Path, list[Path]]:
+def copies() -> dict[Path, list[Path]]:
     """Returns the originals, each with the files of its name in the packages' modules."""
-    originals = sorted((root / SHARED).glob("*.py"))
-    return {file: sorted(root.glob(f"packages/*/src/*/{file.name}")) for file in originals}
+    originals = sorted((ROOT / SHARED).glob("*.py"))
+    return {file: sorted(ROOT.glob(f"packages/*/src/*/{file.name}")) for file in originals}
 
 
-def main(root: Path = ROOT) -> None:
+def main() -> None:
     """Writes the copies that differ, and names them."""
-    for original, others in copies(root).items():
+    for original, others in copies().items():
         for copy in others:
             if copy.read_bytes() != original.read_bytes():
                 shutil.copyfile(original, copy)
-                print(f"{copy.relative_to(root)} written from {SHARED / original.name}")
+                print(f"{copy.relative_to(ROOT)} written from {SHARED / original.name}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from workspace import ROOT
+
 RULES = Path(__file__).with_suffix(".toml")
 PAGES = ("*.md", "packages/**/README.md", "docs/**/*.md", "docs/generated/**/*.txt")
 LIMIT_S = 1800  # of one command; only a hang takes so long

@@ -12,6 +12,7 @@ Nothing on record counts if the tree is dirty, the clone is shallow or the file 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -130,12 +131,10 @@ def trim(root: Path) -> None:
         return
     newest: dict[str, str] = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError, TypeError):
             record = Record(**json.loads(line))
             if record.days(today()) <= DAYS:
                 newest[record.check] = line
-        except (ValueError, TypeError):
-            continue
     beside = root / "build" / f"passed.{os.getpid()}"  # git ignores it, if a kill leaves it there
     beside.parent.mkdir(exist_ok=True)
     beside.write_text("".join(f"{newest[c]}\n" for c in sorted(newest)), encoding="utf-8")

@@ -70,9 +70,8 @@ class CostRecord:
         self.exercise_s = 0.0
         self.recorder = suite_times.Recorder()
         self.tests: dict[str, suite_times.Cost] = {}
-        self.costly: set[str] = set()
         self.shared_s = 0.0  # CPU seconds of fixtures that tests share, in the test that runs
-        self.own_s: dict[str, float] = {}  # CPU seconds of a test without them
+        self.own_s: dict[str, float] = {}  # CPU seconds without them of a test that is not costly
         self.lines: list[str] = []
         self.listed = 0  # tests to print
 
@@ -89,9 +88,8 @@ class CostRecord:
         result = yield
         cost = self.recorder.cost().since(before)
         self.tests[item.nodeid] = cost
-        self.own_s[item.nodeid] = cost.cpu_s - self.shared_s
-        if item.get_closest_marker("costly"):
-            self.costly.add(item.nodeid)
+        if not item.get_closest_marker("costly"):
+            self.own_s[item.nodeid] = cost.cpu_s - self.shared_s
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -124,7 +122,7 @@ class CostRecord:
                 self.listed = self.listed or 10
         limit_s = suite_times.FAST_TEST_S * suite_times.TEST_ALLOWANCE * slowness
         for name, own_s in self.own_s.items() if tier == "fast" else ():
-            if own_s > limit_s and name not in self.costly:
+            if own_s > limit_s:
                 self._fail(session, f"{name} took {own_s:.1f} CPU s, over {limit_s:.1f}: ")
 
     def _fail(self, session: pytest.Session, fault: str) -> None:

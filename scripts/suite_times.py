@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import warm_start
+import workspace
 
-ROOT = Path(__file__).resolve().parent.parent
 ALLOWANCE = 1.5
 FAST_TEST_S = 1.5  # of one test
 TEST_ALLOWANCE = 2.0  # one measurement varies more than the sum of a suite
@@ -75,9 +75,8 @@ class Recorder:
 
     def cost(self) -> Cost:
         """The cost since this process began."""
-        cpu = sum(os.times()[:4])  # user and system, own and of children
-        cpu += warm_start.cpu_s()
-        return Cost(cpu, self.programs, self.cached, self.compile_s)
+        cpu_s = sum(os.times()[:4]) + warm_start.cpu_s()  # user and system, own and of children
+        return Cost(cpu_s, self.programs, self.cached, self.compile_s)
 
 
 def exercise() -> float:
@@ -91,13 +90,13 @@ def exercise() -> float:
     return min(times)
 
 
-def budgets(root: Path = ROOT) -> dict[str, dict[str, float]]:
+def budgets(root: Path = workspace.ROOT) -> dict[str, dict[str, float]]:
     """The budgets by suite: {"packages/data/tests": {"fast": 40, "warm": 60, "cold": 80}}."""
     document = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     return document["tool"]["dovetail"]["budgets"]
 
 
-def budget(suite: str, tier: str, cost: Cost, *, root: Path = ROOT) -> float | None:
+def budget(suite: str, tier: str, cost: Cost, *, root: Path = workspace.ROOT) -> float | None:
     """CPU seconds that a suite should take at most, None if pyproject.toml has none for it.
 
     Args:

@@ -96,15 +96,12 @@ class Outcomes:
         self.file, self.tests = file, tests
         self.failed: set[str] = set()
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Count a file that cannot be imported as failed."""
+    def pytest_runtest_logreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        """Count a failed setup, call or teardown, and a file that cannot be imported."""
         if report.failed:
             self.failed.add(Path(report.nodeid.partition("::")[0]).name)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a failed setup, call or teardown."""
-        if report.failed:
-            self.failed.add(Path(report.nodeid.partition("::")[0]).name)
+    pytest_collectreport = pytest_runtest_logreport
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from workspace import ROOT
+
 RELATIVE_LIMIT = 20.0  # per 1,000 words of docstrings; Optax has 9, Equinox 14
 RELATIVE = re.compile(r"\b(that|which|what|where)\b", re.IGNORECASE)
 OPENERS = ("What ", "Which ", "Where ")

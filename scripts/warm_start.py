@@ -33,7 +33,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SWITCH = "DOVETAIL_WARM_START"  # 0: each program is a process, as it is without Linux
 # JAX reads these at import. The fork applies them to jax.config.
 _JAX = (
     "JAX_DEFAULT_PRNG_IMPL",
@@ -64,7 +63,7 @@ def run(
     line = [os.fspath(argument) for argument in arguments]
     command = [sys.executable, *line]
     variables = dict(os.environ if env is None else env)
-    if sys.platform != "linux" or os.environ.get(SWITCH) == "0":
+    if sys.platform != "linux":
         return subprocess.run(
             command, env=variables, input="", capture_output=True, text=True, check=False
         )
@@ -107,7 +106,7 @@ class _Server:
         if not answer:
             raise RuntimeError(
                 "the server of warm starts must live as long as this process, but ended with "
-                f"status={self.process.wait()}; set {SWITCH}=0 to do without it"
+                f"status={self.process.wait()}; start this program with subprocess, or mend its end"
             )
         status, self.cpu_s = json.loads(answer)
         return status

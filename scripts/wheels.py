@@ -17,6 +17,19 @@ from pathlib import Path
 
 import workspace
 
+# For `python -c`: imports every module that users may import; programs and names with an underscore
+# are not. A folder that needs an extra of its package may say so instead.
+IMPORT_ALL = """
+import importlib, pkgutil, {module} as package
+extra = "pip install '{module}[".replace("_", "-")
+for found in pkgutil.walk_packages(package.__path__, "{module}."):
+    if not any(part.startswith("_") for part in found.name.split(".")):
+        try:
+            importlib.import_module(found.name)
+        except ImportError as error:
+            if not found.ispkg or extra not in str(error):
+                raise
+"""
 FOLDER = workspace.ROOT / "build" / "wheels"
 # Of the environment of nox if it has one, else of the user.
 UV = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv") or "uv"

@@ -65,13 +65,9 @@ class Member:
         what an accelerator needs."""
         if self.folder == META:
             return []
-        apart = {
-            extra
-            for extra, needs in self.extras.items()
-            for need in needs
-            if parse(need).name in (self.native, "libtpu")
-        }
-        return sorted(self.extras.keys() - apart)
+        apart = {self.native, "libtpu"}
+        known = {extra: {parse(n).name for n in needs} for extra, needs in self.extras.items()}
+        return sorted(extra for extra, names in known.items() if not names & apart)
 
     def editable(self) -> str:
         """What to give to `pip install -e`: the folder with its extras for tests."""

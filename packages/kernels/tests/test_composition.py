@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every operation under the transformations of JAX, on one device and on two.
 
-The eager call on one device is the expected value; the conformance suites compare it with NumPy.
+The call on one device is the expected value; the conformance suites compare it with NumPy.
 """
 
 import json

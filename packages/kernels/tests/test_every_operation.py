@@ -176,31 +176,46 @@ REFUSED = {
 @pytest.mark.parametrize("name", THOROUGH)
 def test_forward_mode(name):
     f, (x, along) = functools.partial(total, name), normal(2, 4, *OPERATIONS[name][1])
+    gradient = jax.jit(jax.grad(f))
     for forward in FORWARD.values():
 
         def check(forward=forward):
             got = forward(f, x, along)
             # Sums of at most 320 products of about 1 in float32, in another order.
-            np.testing.assert_allclose(got, jnp.vdot(jax.grad(f)(x), along), rtol=2e-4, atol=2e-4)
+            np.testing.assert_allclose(got, jnp.vdot(gradient(x), along), rtol=2e-4, atol=2e-4)
 
         assert right_or_refused(name, check) != (name in REFUSED)
 
 
 @pytest.mark.parametrize("name", THOROUGH)
 def test_vmap_of_a_gradient(name):
-    gradient, x = jax.grad(functools.partial(total, name)), normal(2, 4, *OPERATIONS[name][1])
+    f, x = functools.partial(total, name), normal(2, 4, *OPERATIONS[name][1])
+    gradient = jax.jit(jax.grad(f))
 
     def check():
         expected = np.stack([gradient(x[0]), gradient(x[1])])
         np.testing.assert_allclose(jax.vmap(gradient)(x), expected, rtol=1e-5, atol=1e-5)
-        outside = jax.grad(lambda x: jnp.sum(jax.vmap(functools.partial(total, name))(x)))(x)
+        outside = jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(f)(x))))(x)
         np.testing.assert_allclose(outside, expected, rtol=1e-5, atol=1e-5)
 
     assert right_or_refused(name, check) != (name == "paged_attention")
 
 
-@pytest.mark.parametrize("axis", ["b", *(_slow(axis) for axis in ("4*b", "b, s"))])
-@pytest.mark.parametrize("name", [*THOROUGH, *map(_slow, INTEGERS)])
+# Where rows are cut into tiles or blocks, or joined with other arrays.
+CUT = {"attention", "paged_attention", "linear_cross_entropy", "linear_logprobs", "permute"}
+CUT |= {"unpermute", "grouped_matmul", "quantized_matmul"}
+
+
+def symbolic():
+    for name in OPERATIONS | INTEGERS:
+        for axis in ("b", "b, s", "4*b"):
+            fast = name in FAST and axis == "b"
+            rare = axis == "4*b" and name not in CUT
+            marks = [pytest.mark.thorough] * (not fast) + [pytest.mark.slow] * rare
+            yield pytest.param(name, axis, marks=marks)
+
+
+@pytest.mark.parametrize("name, axis", list(symbolic()))
 def test_a_symbolic_first_axis(name, axis):
     """One export, called with 4 rows and with 8. `b, s` are joined to rows."""
     f, rest = (OPERATIONS | INTEGERS)[name]
@@ -215,7 +230,7 @@ def test_a_symbolic_first_axis(name, axis):
         for rows in (4, 8):
             x = normal(rows, *rest)
             shaped = x if len(symbols) == 1 else x.reshape(2, rows // 2, *rest)
-            got, expected = exported.call(shaped), f(x)
+            got, expected = exported.call(shaped), jax.jit(f)(x)
             # Sums of at most 72 terms in float32, in another order.
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 

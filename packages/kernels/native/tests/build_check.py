@@ -13,7 +13,7 @@ from build_library import kernels, link  # noqa: E402
 if __name__ == "__main__":
     output, *sanitizers = sys.argv[1:]
     chosen = ",".join(sanitizers) or "address,undefined"
-    flags = [f"-fsanitize={chosen}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
+    flags = [f"-fsanitize={chosen}", "-fno-sanitize-recover=all", "-g1", "-O0", "-pthread"]
     folder = Path(output).parent
     objects = kernels(folder, extra=flags, also=[NATIVE / "tests/check.cc"])
     link([*flags, *objects], Path(output))

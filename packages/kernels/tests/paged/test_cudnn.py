@@ -6,6 +6,7 @@ No cuDNN is here: a function of JAX with its answer stands for the call.
 """
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -53,7 +54,12 @@ def without_cudnn(monkeypatch):
 
 
 def by_cudnn(*arrays, **options):
-    """`paged_attention` of an H200."""
+    """`paged_attention` of an H200, as one program."""
+    scale = options.pop("scale", None)
+    return jax.jit(functools.partial(_by_cudnn, scale=scale))(*arrays, **options)
+
+
+def _by_cudnn(*arrays, **options):
     numbers = {name: options.pop(name) for name in NUMBERS}
     call = plan_paged_attention(*arrays, **numbers, **options).call
     call = dataclasses.replace(call, device=H200)

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every operation under transformations: `python composition.py TRANSFORMATION ...`.
 
-Prints one JSON object: for each operation and transformation the largest difference from the eager
-call on one device, of the result ("forward") and of the gradients ("gradient", null without one);
-or the text of the error. "cuda" and "tpu" lower without running and give 0.
+Prints one JSON object: for each operation and transformation the largest difference from the call
+on one device, of the result ("forward") and of the gradients ("gradient", null without one); or the
+text of the error. That call is eager, but compiled for what runs on two devices. "cuda" and "tpu"
+lower without running and give 0.
 
 Operations take arrays that are split over two devices along the axes in `specs`. Gradients are
 those of sum(sin(result)) by the arrays at `wrt`.
@@ -295,8 +296,8 @@ def placed(case, kind):
 
 
 def on_mesh(name, case, wrt):
-    """Returns the results on two devices, and those of an eager call on one."""
-    expected = (gradient(case.function, wrt) if wrt else case.function)(*case.arrays)
+    """Returns the results on two devices, and those of a compiled call on one."""
+    expected = jax.jit(gradient(case.function, wrt) if wrt else case.function)(*case.arrays)
     if name.startswith("shard_map"):
         kind = AxisType.Explicit if name.endswith("explicit") else AxisType.Auto
         function = shard_mapped(case, kind)

@@ -67,19 +67,14 @@ def test_options_out_of_range_and_of_nan_end():
 
 @pytest.mark.thorough
 def test_the_passes_compose():
-    """Inside vmap and shard_map, one shard a row."""
+    """Inside vmap and that inside shard_map."""
     rng = np.random.default_rng(2)
     z, options = logits_of("ties", rng), options_of(rng)
     want = looped(z, *options)
     each = jax.vmap(lambda *row: warp(*(x[None] for x in row), unrolled=True)[0])
-    np.testing.assert_array_equal(jax.jit(each)(z, *options), want)
     mesh = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Auto,))
-    mapped = jax.shard_map(
-        functools.partial(warp, unrolled=True),
-        mesh=mesh,
-        in_specs=PartitionSpec("rows"),
-        out_specs=PartitionSpec("rows"),
-    )
+    specs = {"in_specs": PartitionSpec("rows"), "out_specs": PartitionSpec("rows")}
+    mapped = jax.shard_map(each, mesh=mesh, **specs)
     np.testing.assert_array_equal(jax.jit(mapped)(z, *options), want)
 
 

@@ -27,6 +27,7 @@ def test_what_follows_from_the_sizes():
         value_width=None,
         lse=False,
         invariant=False,
+        single=False,
         device=Device(platform="cpu", kind="cpu"),
     )
     assert call.keys == 35

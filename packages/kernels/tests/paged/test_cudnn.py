@@ -65,7 +65,7 @@ def _by_cudnn(*arrays, **options):
     call = dataclasses.replace(call, device=H200)
     if reason := cudnn.refuse(call):
         raise ValueError(reason)
-    given = cudnn.PagedInputs(*arrays, *numbers.values(), None)
+    given = cudnn.PagedInputs(*arrays, *map(jnp.asarray, numbers.values()), None)
     return cudnn.CUDNN.run(call, given)
 
 
@@ -126,6 +126,26 @@ def test_rows_without_an_answer_are_those_of_gather(without_cudnn, which, at, va
     np.testing.assert_array_equal(np.isnan(out), np.isnan(want))
     # Weights are rounded to bfloat16 by neither; values are below 4, and so is their mean.
     np.testing.assert_allclose(out, want, rtol=0, atol=4 * 2.0**-8)
+
+
+@pytest.mark.parametrize(
+    "which, at, value", [("page_table", (2, 0), 99), ("kv_lengths", 3, 2**31 - 1)]
+)
+def test_one_known_row_a_request_needs_no_pass_over_the_output(without_cudnn, which, at, value):
+    q, pages, table, lengths, starts = arrays("ragged")
+    given = {"page_table": table, "kv_lengths": lengths}
+    given[which] = given[which].at[at].set(value)
+
+    def run(starts, given):
+        return by_cudnn(q, pages, **given, q_starts=starts)
+
+    known = jax.jit(functools.partial(run, np.asarray(starts)))(given)
+    out, want = (np.asarray(x, np.float32) for x in (known, jax.jit(run)(starts, given)))
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(np.isnan(out[:, 0, 0]), np.arange(6) == np.ravel(at)[0])
+    last = jax.make_jaxpr(functools.partial(run, np.asarray(starts)))(given).eqns[-1]
+    assert "custom_vmap" in last.primitive.name  # the call of cuDNN
+    assert "_where" in str(jax.make_jaxpr(run)(starts, given).eqns[-1])
 
 
 def test_under_vmap_and_scan(without_cudnn):

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from dovetail_kernels.paged.pages import QuantizedPages
-from dovetail_kernels.paged.write import _scatter, _select, paged_write
+from dovetail_kernels.paged.write import _scatter, _scatter_joined, _select, paged_write
 from dovetail_kernels.testing.paged import check_paged_write
 
 
@@ -24,8 +25,8 @@ def test_conformance(dtype):
     check_paged_write(paged_write, dtype=dtype)
 
 
-@pytest.mark.parametrize("way", [_scatter, _select])
-def test_both_ways_of_writing(way):
+@pytest.mark.parametrize("way", [_scatter, _scatter_joined, _select])
+def test_all_ways_of_writing(way):
     check_paged_write(lambda pages, k, v, *, slots: way(pages, (k, v), slots), dtype="bfloat16")
 
 
@@ -57,6 +58,22 @@ def test_numpy_arrays_are_written_to_new_pages(dtype):
     expected = paged_write(pages, k, v, slots=jnp.asarray(slots))
     jax.tree.map(np.testing.assert_array_equal, (written, ours), (expected, before))
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(written))
+
+
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_gpu_writes_keys_and_values_by_one_scatter(codes):
+    pages, k, v = arrays()
+    pages = QuantizedPages.zeros(pages.shape, "int8") if codes else pages
+    slots = jnp.array([5, -1, 500, 17], jnp.int32)
+    device = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="cuda")
+
+    def scatters():
+        jaxpr = jax.make_jaxpr(lambda *a: paged_write(*a, slots=slots))(pages, k, v)
+        return str(jaxpr).count(" scatter[")
+
+    assert scatters() == 2 * (1 + codes)  # of codes, and of their scales
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        assert scatters() == 1 + codes
 
 
 @pytest.mark.thorough

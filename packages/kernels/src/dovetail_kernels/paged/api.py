@@ -24,7 +24,7 @@ from dovetail_kernels.paged.cudnn import CUDNN
 from dovetail_kernels.paged.gather import GATHER
 from dovetail_kernels.paged.pages import FLOATS, QuantizedPages, check_pages, codes_of
 from dovetail_kernels.paged.reference import REFERENCE
-from dovetail_kernels.paged.requests import check, int32
+from dovetail_kernels.paged.requests import check, int32, known_integers
 
 
 @operation
@@ -62,7 +62,8 @@ def paged_attention(
             request r. Entries without a visible key (beyond kv_lengths, or before the window) are
             not read.
         kv_lengths: Number of keys of each request, its queries included, [R].
-        q_starts: First row of each request, then the end of the last, [R + 1]. Starts with 0.
+        q_starts: First row of each request, then the end of the last, [R + 1]. Starts with 0. For
+            decoding without padding, `np.arange(R + 1)` is known under a trace and saves a launch.
         window: A row sees the last `window` keys up to its own. None: all.
         soft_cap: Replaces each logit by `c tanh(logit / c)`.
         sinks: One logit per head [N], added to the denominator only. May be sharded like q.
@@ -214,6 +215,7 @@ def plan_paged_attention(
         value_width=None if value_width is None else int(value_width),
         lse=bool(lse),
         invariant=bool(invariant),
+        single=_single(q, q_starts),
         device=device(q, pages),
     )
     # XLA would gather the cache for a custom call that it may divide.
@@ -226,6 +228,14 @@ def plan_paged_attention(
         impl=impl,
         arrays=(q, pages),
     )
+
+
+def _single(q: Any, q_starts: Any) -> bool:
+    """Whether each request is known to have one row."""
+    starts = known_integers(q_starts)
+    if starts is None or q.shape[0] != len(starts) - 1:
+        return False
+    return bool((starts == np.arange(len(starts))).all())
 
 
 def _check_shapes(

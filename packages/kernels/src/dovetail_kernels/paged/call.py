@@ -34,6 +34,7 @@ class PagedCall(Call):
         value_width: Elements of a key that are its value. None for pages of keys and values.
         lse: Whether the log-sum-exp is returned.
         invariant: Whether a row's bits must not depend on the number of rows of its request.
+        single: Whether each request is known to have one row, so that no row is padding.
         device: Device of the call.
     """
 
@@ -41,7 +42,7 @@ class PagedCall(Call):
         {
             *("queries", "heads", "kv_heads", "width"),
             *("pages", "page_size", "requests", "columns"),
-            *("dtype", "pages_dtype", "scale", "device"),
+            *("dtype", "pages_dtype", "scale", "single", "device"),
         }
     )
 
@@ -62,6 +63,7 @@ class PagedCall(Call):
     value_width: int | None
     lse: bool
     invariant: bool
+    single: bool
     device: Device
 
     @property

@@ -8,10 +8,13 @@ its own with one query, the pages of its request, and the keys up to its own. So
 request are right too, but each reads the keys again: calls with more rows than requests go to
 "gather", which reads keys once for several rows.
 
-Rows without a request get one key, and their output is replaced. Keys beyond a row's own may be
-anything, also NaN: cuDNN's kernel for Ampere to Hopper loads zeros in their place (the source in
-cuDNN 9.28: `page_container_oob_row`). Its kernels for later GPUs load whole blocks, where 0 · NaN
-would spread, so those GPUs are refused. No entry of a table names a page of another request.
+Rows without a request get one key, and their output is replaced. If each request is known to have
+one row, there are none, and a query of NaN marks the row of an invalid request: one launch fewer.
+
+Keys beyond a row's own may be anything, also NaN: cuDNN's kernel for Ampere to Hopper loads zeros
+in their place (the source in cuDNN 9.28: `page_container_oob_row`). Its kernels for later GPUs load
+whole blocks, where 0 · NaN would spread, so those GPUs are refused. No entry of a table names a
+page of another request.
 """
 
 import functools
@@ -38,9 +41,12 @@ def run(call: PagedCall, inputs: PagedInputs) -> Float[Array, "M N H"]:
     q, pages, page_table, kv_lengths, q_starts, _ = inputs
     batch = requests(call, page_table, kv_lengths, q_starts)
     table, lengths = tables(call, batch)
-    out = sequential_vmap(functools.partial(_attend, call))(q, pages, table, lengths)
-    out = jnp.where(batch.row_owned[:, None, None], out, 0)
-    return jnp.where(batch.row_bad[:, None, None], jnp.nan, out).astype(q.dtype)
+    attend = sequential_vmap(functools.partial(_attend, call))
+    bad = batch.row_bad[:, None, None]
+    if call.single:
+        return attend(jnp.where(bad, jnp.nan, q), pages, table, lengths)
+    out = jnp.where(batch.row_owned[:, None, None], attend(q, pages, table, lengths), 0)
+    return jnp.where(bad, jnp.nan, out).astype(q.dtype)
 
 
 def tables(call: PagedCall, batch: Requests) -> tuple[Int[Array, "M C"], Int[Array, " M"]]:
@@ -72,7 +78,7 @@ def _attend(
         q[:, None],
         pool,
         pool,
-        lengths=fused.Lengths(queries=jnp.ones_like(lengths), keys=lengths),
+        lengths=fused.Lengths(queries=jnp.minimum(lengths, 1), keys=lengths),
         pages=fused.Pages(keys=blocks, values=blocks + 1),
     )
     return out[:, 0]

@@ -53,7 +53,10 @@ def requests(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -
     """
     starts, ends = q_starts[:-1], q_starts[1:]
     counts = ends - starts
-    ordered = jnp.all(counts >= 0) & (q_starts[0] == 0) & (q_starts[-1] <= call.queries)
+    if call.single:
+        ordered = jnp.ones((), bool)
+    else:
+        ordered = jnp.all(counts >= 0) & (q_starts[0] == 0) & (q_starts[-1] <= call.queries)
     columns = jnp.arange(call.columns, dtype=jnp.int32)[None]
     needed = _needed(call, counts, kv_lengths, columns)
     outside = (page_table < 0) | (page_table >= call.pages)

@@ -13,16 +13,13 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh
 
 import accelerator_step
 import dovetail_kernels as kernels
 from device_timing import chained
 from dovetail_infer.step.buckets import Bucket
-from dovetail_infer.step.layout import discover
-from dovetail_infer.step.logits import State
-from dovetail_infer.step.program import DeviceState, StepFunction
+from dovetail_infer.testing import traceable_step
 from dovetail_models import abstract, cast, llama
 from dovetail_train import abstract_mesh
 
@@ -94,33 +91,19 @@ def test_a_decoding_step_of_the_engine_lowers_for_a_gpu(kind):
     step, _ = accelerator_step.load("infer.engine-bfloat16")
     config = llama(**step.full["sizes"], tie=True)
     rows, page = max(step.full["rows"]), 16
-    columns = (step.full["prompt"] + step.full["tokens"]) // page
-    model = cast(abstract(config), jnp.bfloat16)
-    shape = jax.ShapeDtypeStruct
+    length = step.full["prompt"] + step.full["tokens"]
     with jax.sharding.use_abstract_mesh(HOPPER):
-        layout = discover(model, max_length=columns * page, kv_dtype=jnp.bfloat16)
-        graph, state = nnx.split(model)
-        leaves, tree = jax.tree.flatten(state)
-        function = StepFunction(
-            graph=graph,
-            tree=tree,
+        function, given = traceable_step(
+            cast(abstract(config), jnp.bfloat16),
+            Bucket(tokens=rows, rows=rows, kind=kind, single=True),
             operations=kernels,
-            layout=layout,
-            columns=columns,
-            max_rows=rows,
-            max_logprobs=0,
-            adapters=False,
-            branches=False,
+            max_length=length,
+            page_size=page,
         )
-        bucket = Bucket(tokens=rows, rows=rows, kind=kind)
-        pools = [shape((rows * columns, *x.page_shape(page)), x.dtype) for x in layout.layers]
-        slots = State(*[shape((rows, config.vocab_size), jnp.float32)] * 4)
-        given = DeviceState(tuple(pools), shape((rows,), jnp.int32), slots)
-        vector = shape((function.packing(bucket).size,), jnp.int32)
-        traced = jax.jit(function.of(bucket), donate_argnums=1).trace(tuple(leaves), given, vector)
+        traced = jax.jit(function, donate_argnums=1).trace(*given)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@__cudnn$fmhaSoftmax(") == len(pools)  # attention of each layer
-    pool = f"tensor<{rows * columns}x2x{page}x8x64x"
+    assert text.count("@__cudnn$fmhaSoftmax(") == len(config.layers)  # attention of each layer
+    pool = f"tensor<{rows * length // page}x2x{page}x8x64x"
     assert f"{pool}bf16>" in text
     assert f"{pool}f32>" not in text  # no copy in a wider dtype
     assert "stablehlo.case" not in text  # where the host would wait for the device

@@ -19,9 +19,7 @@ import dovetail_quant as quant
 from dovetail_cluster import compiled
 from dovetail_cluster import devices as targets
 from dovetail_infer.step.buckets import Bucket
-from dovetail_infer.step.layout import discover
-from dovetail_infer.step.logits import State
-from dovetail_infer.step.program import DeviceState, StepFunction
+from dovetail_infer.testing import traceable_step
 from dovetail_models import abstract, cast, llama
 from dovetail_quant.matmul.choose import Auto
 from dovetail_train import make_mesh
@@ -125,28 +123,14 @@ def linear(devices, *, rows, spec=None, inputs=4096, outputs=14336):
 def engine(devices, *, rows, kind="greedy", depth=16):
     """A decoding step of the engine for a GPU, with one token a row."""
     config = llama(**LLAMA | {"depth": depth}, tie=True)
-    columns = LENGTH // PAGE
-    model = cast(abstract(config), jnp.bfloat16)
-    layout = discover(model, max_length=LENGTH, kv_dtype=jnp.bfloat16)
-    graph, state = nnx.split(model)
-    leaves, tree = jax.tree.flatten(state)
-    function = StepFunction(
-        graph=graph,
-        tree=tree,
+    step, given = traceable_step(
+        cast(abstract(config), jnp.bfloat16),
+        Bucket(tokens=rows, rows=rows, kind=kind, single=True),
         operations=kernels,
-        layout=layout,
-        columns=columns,
-        max_rows=rows,
-        max_logprobs=0,
-        adapters=False,
-        branches=False,
+        max_length=LENGTH,
+        page_size=PAGE,
     )
-    bucket = Bucket(tokens=rows, rows=rows, kind=kind)
-    pools = [shape((rows * columns, *x.page_shape(PAGE)), x.dtype) for x in layout.layers]
-    slots = State(*[shape((rows, config.vocab_size), jnp.float32)] * 4)
-    given = DeviceState(tuple(pools), shape((rows,), jnp.int32), slots)
-    vector = shape((function.packing(bucket).size,), jnp.int32)
-    return _lowered(devices, function.of(bucket), tuple(leaves), given, vector, donate=1)
+    return _lowered(devices, step, *given, donate=1)
 
 
 def train(devices, *, sizes, rows, length):

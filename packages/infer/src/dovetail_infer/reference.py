@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key, Num
 
@@ -25,7 +26,7 @@ def paged_attention(
     *,
     page_table: Int[Array, "R C"],
     kv_lengths: Int[Array, " R"],
-    q_starts: Int[Array, " R1"],
+    q_starts: Int[Array | np.ndarray, " R1"],
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " n"] | None = None,
@@ -53,6 +54,7 @@ def paged_attention(
     """
     size, key_heads, width = pages.shape[2:]
     requests, columns = page_table.shape
+    q_starts = jnp.asarray(q_starts)
     place = jnp.arange(columns * size)
 
     def row(i: Array, q: Array) -> Array:

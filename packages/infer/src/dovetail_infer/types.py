@@ -106,7 +106,7 @@ class Operations(Protocol):
         *,
         page_table: Int[Array, "R C"],
         kv_lengths: Int[Array, " R"],
-        q_starts: Int[Array, " R1"],
+        q_starts: Int[Array | np.ndarray, " R1"],
         window: int | None = None,
         soft_cap: float | None = None,
         sinks: Float[Array, " n"] | None = None,
@@ -125,7 +125,8 @@ class Operations(Protocol):
                 1, page size, k, h], where the value is the head of the key.
             page_table: Entry [r, c] is the page with the keys of request r from c * page size on.
             kv_lengths: Number of keys of each request, its queries included.
-            q_starts: First row of each request, then the end of the last.
+            q_starts: First row of each request, then the end of the last. NumPy's 0 to R if each
+                request is known to have one row.
             window: A row sees the last `window` keys up to its own. None: all.
             soft_cap: Replaces each logit by `c tanh(logit / c)`.
             sinks: One logit per head, in the denominator only.

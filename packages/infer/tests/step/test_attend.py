@@ -18,6 +18,20 @@ def test_rows_know_their_request_and_position():
     assert rows.starts.tolist() == [0, 2, 5, 5]
 
 
+def test_one_row_a_request_is_known_before_the_step():
+    tables = jnp.stack([TABLES[0], TABLES[1].at[0, 0].set(-1)])  # behind a window
+    rows = requests(tables, jnp.array([1, 1, 0]), jnp.array([5, 3, 0]), 3, single=True)
+    assert isinstance(rows.starts, np.ndarray)
+    general = requests(tables, jnp.array([1, 1, 0]), jnp.array([5, 3, 0]), 3)
+    assert rows.positions.tolist() == general.positions.tolist() == [4, 2, 0]
+    assert rows.row_request.tolist() == general.row_request.tolist() == [0, 1, 3]
+    # Padding is a request with one key, in a page of the first request, or in any one there is.
+    assert rows.starts.tolist() == [0, 1, 2, 3]
+    assert rows.lengths.tolist() == [5, 3, 1]
+    assert rows.tables[:, 2, 0].tolist() == [4, 0]
+    np.testing.assert_array_equal(rows.tables[:, :2], tables[:, :2])
+
+
 def test_keys_are_written_at_their_positions_in_the_layer_s_group():
     rows = requests(TABLES, jnp.array([2, 3, 0]), jnp.array([5, 3, 0]), 7)
     k = jnp.arange(1.0, 8.0).reshape(1, 7, 1, 1) * jnp.ones((1, 7, 1, 2))

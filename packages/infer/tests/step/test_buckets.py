@@ -84,7 +84,9 @@ def test_every_step_has_a_program(data):
     rows = data.draw(st.integers(1, max_rows))
     tokens = data.draw(st.integers(rows, step_tokens))
     kind = data.draw(st.sampled_from(KINDS))
-    chosen = smallest(programs, tokens=tokens, rows=rows, kind=kind)
+    single = tokens == rows and data.draw(st.booleans())
+    chosen = smallest(programs, tokens=tokens, rows=rows, kind=kind, single=single)
+    assert single or not chosen.single
     assert chosen.tokens >= tokens
     assert chosen.rows >= rows
     assert KINDS.index(chosen.kind) >= KINDS.index(kind)
@@ -94,8 +96,8 @@ def test_every_step_has_a_program(data):
 def test_plain_decoding_at_most_doubles(rows, case):
     kind, gpu = case
     programs = lattice(step_tokens=2048, max_rows=300, gpu=gpu)
-    program = smallest(programs, tokens=rows, rows=rows, kind=kind)
-    assert program.kind == kind
+    program = smallest(programs, tokens=rows, rows=rows, kind=kind, single=True)
+    assert (program.kind, program.single) == (kind, gpu)
     assert program.tokens < 2 * rows or (gpu and program.tokens == 2)
 
 
@@ -106,6 +108,15 @@ def test_a_missing_program_is_served_by_the_next_larger():
     assert smallest(programs, tokens=9, rows=3, kind="plain") == Bucket(64, 4, "plain")
     with pytest.raises(ValueError, match=r"must hold.*tokens=9, rows=3 and kind='full'.*Limits"):
         smallest(programs, tokens=9, rows=3, kind="full")
+
+
+def test_on_a_gpu_only_steps_of_one_token_a_request_take_programs_for_decoding():
+    programs = lattice(step_tokens=32, max_rows=32, gpu=True)
+    given = {"tokens": 32, "rows": 32, "kind": "plain"}
+    assert smallest(programs, **given, single=True) == Bucket(32, 32, "plain", single=True)
+    assert smallest(programs, **given) == Bucket(32, 32, "plain")
+    assert {p.single for p in programs if p.tokens < 32} == {True}
+    assert not any(p.single for p in lattice(step_tokens=32, max_rows=32))
 
 
 def test_more_rows_than_tokens_are_refused():

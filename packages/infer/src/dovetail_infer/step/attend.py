@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -41,20 +42,25 @@ class Requests(NamedTuple):
     Attributes:
         tables: Page ids of each group and request.
         lengths: Number of cached tokens after the step.
-        starts: First row of each request, then the end of the last.
+        starts: First row of each request, then the end of the last; of NumPy if known.
         positions: Position of each row in its request. 0 in padding.
         row_request: Request of each row. R in padding.
     """
 
     tables: Int[Array, "G R C"]
     lengths: Int[Array, " R"]
-    starts: Int[Array, " R1"]
+    starts: Int[Array | np.ndarray, " R1"]
     positions: Int[Array, " N"]
     row_request: Int[Array, " N"]
 
 
 def requests(
-    tables: Int[Array, "G R C"], counts: Int[Array, " R"], lengths: Int[Array, " R"], tokens: int
+    tables: Int[Array, "G R C"],
+    counts: Int[Array, " R"],
+    lengths: Int[Array, " R"],
+    tokens: int,
+    *,
+    single: bool = False,
 ) -> Requests:
     """Returns the rows of a step of `tokens` rows, padding included.
 
@@ -63,7 +69,18 @@ def requests(
         counts: Number of rows of each request.
         lengths: Number of cached tokens of each request after the step.
         tokens: N.
+        single: Whether N = R and no count is above 1. A row of padding is then a request that reads
+            the first key of the first request, so that attention needs no pass for padding.
     """
+    if single:
+        used = counts > 0
+        return Requests(
+            tables=jnp.where(used[:, None], tables, jnp.maximum(tables[:, :1], 0)),
+            lengths=jnp.maximum(lengths, 1),
+            starts=np.arange(tokens + 1, dtype=np.int32),
+            positions=jnp.maximum(lengths - 1, 0),
+            row_request=jnp.where(used, jnp.arange(tokens, dtype=jnp.int32), tokens),
+        )
     ends = jnp.cumsum(counts)
     row = jnp.arange(tokens, dtype=jnp.int32)
     row_request = jnp.searchsorted(ends, row, side="right", method="compare_all").astype(jnp.int32)

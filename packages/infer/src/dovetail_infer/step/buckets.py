@@ -15,11 +15,12 @@ cache, the layers of a decoder run unrolled. The lattice has
 A step without a program of its own size takes the next larger. With 64 rows and 2,048 tokens these
 are 21 programs, and padding at most doubles the tokens of a decoding step.
 
-A GPU differs in two points. Its smallest program has two rows, since XLA writes a product with one
-row as an elementwise product and a reduction: a token of a model of 1.2 billion parameters took
-1.585 ms with one row and 1.083 ms with two (H200, jax 0.11.2). And each decoding size has "greedy"
+A GPU differs in three points. Its smallest program has two rows, since XLA writes a product with
+one row as an elementwise product and a reduction: a token of a model of 1.2 billion parameters took
+1.585 ms with one row and 1.083 ms with two (H200, jax 0.11.2). Each decoding size has "greedy"
 beside "plain": a program cannot skip the draws by itself, because the host would wait for the
-device at the branch. These are 26 programs.
+device at the branch. These are 26 programs. And its decoding programs take steps with one token a
+request alone (`Bucket.single`), which then need no pass for padding in each layer.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class Bucket:
         kind: "greedy" takes the likeliest tokens; "plain" draws with temperature and filters;
             "full" adds bias, bans, penalties, rules, likeliest tokens and kept bits; "score" adds
             log-probabilities of given tokens.
+        single: Whether each request has one token, so that rows are requests.
     """
 
     tokens: int
     rows: int
     kind: Kind
+    single: bool = False
 
 
 def lattice(
@@ -84,15 +87,16 @@ def lattice(
     mixed = _fourths(step_tokens)
     coarse = {mixed[0], mixed[-1]} if len(mixed) < 3 else {mixed[1], mixed[-1]}
     drawing: tuple[Kind, ...] = ("greedy", "plain") if gpu else ("plain",)
-    sizes: set[tuple[int, int, Kind]] = {(rows, rows, kind) for rows in decode for kind in drawing}
-    sizes |= {(n, rows, "plain") for n in mixed for rows in (few, max_rows) if rows <= n}
-    sizes |= {(rows, rows, "full") for rows in (least, few, max_rows)}
-    sizes |= {(n, min(n, max_rows), kind) for n in coarse for kind in ("full", "score")}
-    ordered = sorted(sizes, key=lambda size: (KINDS.index(size[2]), size))
-    return tuple(Bucket(*size) for size in ordered)
+    programs = {Bucket(rows, rows, kind, gpu) for rows in decode for kind in drawing}
+    programs |= {Bucket(n, rows, "plain") for n in mixed for rows in (few, max_rows) if rows <= n}
+    programs |= {Bucket(rows, rows, "full", gpu) for rows in (least, few, max_rows)}
+    programs |= {Bucket(n, min(n, max_rows), kind) for n in coarse for kind in ("full", "score")}
+    return tuple(sorted(programs, key=lambda p: (KINDS.index(p.kind), p.tokens, p.rows, p.single)))
 
 
-def smallest(programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind) -> Bucket:
+def smallest(
+    programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind, single: bool = False
+) -> Bucket:
     """Returns the cheapest program that can run a step.
 
     Args:
@@ -100,6 +104,7 @@ def smallest(programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind) 
         tokens: Tokens of the step.
         rows: Requests of the step.
         kind: What the step asks for.
+        single: Whether each request of the step has one token.
 
     Raises:
         ValueError: No program is large enough.
@@ -108,13 +113,14 @@ def smallest(programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind) 
         p
         for p in programs
         if p.tokens >= tokens and p.rows >= rows and KINDS.index(p.kind) >= KINDS.index(kind)
+        if single or not p.single
     ]
     if not able:
         raise ValueError(
             f"A program must hold the step, got tokens={tokens}, rows={rows} and kind={kind!r}. "
             "Use steps within Limits.step_tokens and Limits.max_rows."
         )
-    return min(able, key=lambda p: (p.tokens, KINDS.index(p.kind), p.rows))
+    return min(able, key=lambda p: (p.tokens, KINDS.index(p.kind), p.rows, not p.single))
 
 
 def least_kind(kind: Kind, batch: Batch) -> Kind:

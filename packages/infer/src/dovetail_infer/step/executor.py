@@ -163,7 +163,7 @@ class Executor:
         )
         self._rules: tuple[Rule, ...] = ()
         self._compiled: dict[tuple[Bucket, int], _Compiled] = {}
-        self._choices: dict[tuple[int, int, logit.Kind, int], tuple[Bucket, int]] = {}
+        self._choices: dict[tuple[Any, ...], tuple[Bucket, int]] = {}
         self._host_parameters: tuple[Any, ...] | None = None
         self._state: DeviceState | None = self._fresh_state()
 
@@ -240,7 +240,7 @@ class Executor:
         if last >= len(self._rules):
             raise RuntimeError("a step needs its rules, got one that does not compile: mend it")
         rules = len(self._rules) if last >= 0 else 0
-        key = self._choose(tokens, rows, least_kind(kind, batch), rules)
+        key = self._choose(batch, least_kind(kind, batch), rules)
         vector = self._function.packing(key[0]).pack(batch)
         call = self._compiled[key].call
         state, self._state = self._live_state(), None  # a failed call may have taken its buffers
@@ -329,11 +329,14 @@ class Executor:
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes()
         )
 
-    def _choose(self, tokens: int, rows: int, kind: logit.Kind, rules: int) -> tuple[Bucket, int]:
+    def _choose(self, batch: Batch, kind: logit.Kind, rules: int) -> tuple[Bucket, int]:
         """Returns the program of a step, compiled."""
-        choice = self._choices.get((tokens, rows, kind, rules))
+        tokens, rows, single = len(batch.tokens), len(batch.counts), (batch.counts == 1).all()
+        step = tokens, rows, kind, bool(single), rules
+        choice = self._choices.get(step)
         if choice is None:
-            choice = smallest(self._lattice, tokens=tokens, rows=rows, kind=kind), rules
+            bucket = smallest(self._lattice, tokens=tokens, rows=rows, kind=kind, single=step[3])
+            choice = bucket, rules
             if choice not in self._compiled:
                 try:
                     self._compiled[choice] = _compile(self._lower(*choice))
@@ -343,7 +346,7 @@ class Executor:
                         self._rules = self._rules[:compiled]
                     raise
                 self.late_compiles += rules == 0
-            self._choices[tokens, rows, kind, rules] = choice
+            self._choices[step] = choice
         return choice
 
     def _lower(self, bucket: Bucket, rules: int) -> Any:

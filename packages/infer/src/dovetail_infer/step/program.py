@@ -120,11 +120,13 @@ class StepFunction:
         ) -> tuple[DeviceState, Outputs]:
             model = nnx.merge(self.graph, jax.tree.unflatten(self.tree, parameters))
             batch: Any = packing.unpack(vector)
-            rows = requests(batch.tables, batch.counts, batch.lengths, bucket.tokens)
+            rows = requests(
+                batch.tables, batch.counts, batch.lengths, bucket.tokens, single=bucket.single
+            )
             x, pools, experts = self._features(model, state, batch, rows)
             # A row of padding reads any features: nothing of it is kept.
-            last = jnp.maximum(rows.starts[1:] - 1, 0)
-            drawn = self._draw(self._logits(model, x[last]), state.slots, batch, bucket, rules)
+            last = x if bucket.single else x[jnp.maximum(rows.starts[1:] - 1, 0)]
+            drawn = self._draw(self._logits(model, last), state.slots, batch, bucket, rules)
             state = self._next(state, pools, batch, drawn, bucket)
             numbers = (drawn.logprobs, drawn.sampled_logprobs, drawn.log_mass)
             bits = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in numbers)

@@ -7,6 +7,7 @@ from dovetail_infer.testing.decoder import TinyDecoder, TinyLayer, causal_attent
 from dovetail_infer.testing.drive import Driven, drive, options
 from dovetail_infer.testing.oracle import whole_logits
 from dovetail_infer.testing.sampling import check_sampling
+from dovetail_infer.testing.step import traceable_step
 from dovetail_infer.testing.tokenizer import ByteTokenizer
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "check_sampling",
     "drive",
     "options",
+    "traceable_step",
     "whole_logits",
 ]

@@ -20,7 +20,8 @@ from dovetail_kernels import (
     record_calls,
 )
 from dovetail_kernels.dispatch import Device
-from dovetail_kernels.measured import DamagedFile, RecordedCall
+from dovetail_kernels.measured import DamagedFile, RecordedCall, facts
+from dovetail_kernels.paged.api import plan_paged_attention
 from dovetail_kernels.paged.call import PagedCall
 from dovetail_kernels.sweep.examples import example, read_calls
 
@@ -135,6 +136,16 @@ def test_an_example_of_pages_is_a_batch_of_equal_requests(pages):
     out, lse = made.operation(**made.arrays, **made.options)  # checks the numbers
     assert out.shape == (5, 4, 8)
     assert bool(jnp.isfinite(out).all() & jnp.isfinite(lse).all())
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_an_example_of_pages_knows_as_much_as_the_call(single):
+    """Of one row a request: `q_starts` is known while JAX traces, or not."""
+    call = PagedCall(**{**vars(PAGED), "queries": 3, "single": single})
+    made = example(RecordedCall(operation="paged_attention", call=call))
+    given = jax.eval_shape(lambda: made.arrays)
+    plan = plan_paged_attention(**given, **made.options)
+    assert facts(plan.call) == facts(call)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ from dovetail_kernels.paged.pages import FLOATS, QuantizedPages, check_pages, co
 from dovetail_kernels.paged.reference import REFERENCE
 from dovetail_kernels.paged.requests import check, int32, known_integers
 
+# By whether XLA leaves the call whole: it would gather the cache for a custom call it may divide.
+_ORDERS = {True: (CUDNN, GATHER, REFERENCE), False: (GATHER, CUDNN, REFERENCE)}
+
 
 @operation
 def paged_attention(
@@ -218,13 +221,11 @@ def plan_paged_attention(
         single=_single(q, q_starts),
         device=device(q, pages),
     )
-    # XLA would gather the cache for a custom call that it may divide.
-    whole = is_whole(q, pages)
     return Plan(
         operation="paged_attention",
         call=call,
         device=call.device,
-        implementations=(CUDNN, GATHER, REFERENCE) if whole else (GATHER, CUDNN, REFERENCE),
+        implementations=_ORDERS[is_whole(q, pages)],
         impl=impl,
         arrays=(q, pages),
     )

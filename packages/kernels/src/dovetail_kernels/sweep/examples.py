@@ -205,15 +205,20 @@ def _paged(call: PagedCall) -> Example:
         "pages": pages,
         "page_table": ids.reshape(call.requests, call.columns),
         "kv_lengths": jnp.full(call.requests, call.keys, jnp.int32),
-        "q_starts": jnp.arange(call.requests + 1) * call.queries // call.requests,
     }
     if call.sinks:
         arrays["sinks"] = _normal(2, call.dtype, call.heads)
     names = ("window", "soft_cap", "scale", "value_width", "lse", "invariant")
+    options = {name: getattr(call, name) for name in names}
+    starts = np.arange(call.requests + 1, dtype=np.int32) * call.queries // call.requests
+    if call.single:
+        options["q_starts"] = starts  # its values are known while JAX traces
+    else:
+        arrays["q_starts"] = jnp.asarray(starts)
     return Example(
         operation=paged_attention,
         arrays=arrays,
-        options={name: getattr(call, name) for name in names},
+        options=options,
         differentiable=(),
         terms=call.width + call.keys,
         roundings=2.0,

@@ -136,7 +136,9 @@ def measure(recorded: RecordedCall, *, timer: Timer | None = None) -> TunedCall:
     """
     made = example(recorded)
     with tuning(None), record_calls() as rebuilt:
-        report = explain(made.operation, **made.arrays, **made.options)
+        # Of shapes: of concrete arrays a call may know more than the recorded one did.
+        given = jax.eval_shape(lambda: made.arrays)
+        report = explain(made.operation, **given, **made.options)
         shapes = _results(made)
     if [facts(each.call) for each in rebuilt] != [facts(recorded.call)]:
         raise RuntimeError(

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -27,36 +27,6 @@ class Sink(Protocol):
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Takes scalars by name: of step `step`, of a hook after it, or seconds by activity."""
         ...
-
-
-@runtime_checkable
-class ActivitySink(Protocol):
-    """A sink that is told of the activities before the first step.
-
-    The other processes wait for one that stays behind in them.
-    """
-
-    def begin_activity(self, activity: str) -> None: ...
-
-
-class Announcer:
-    """Tells the sinks that take them of activities, each once.
-
-    Args:
-        sinks: Sinks of a run.
-    """
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = [sink for sink in sinks if isinstance(sink, ActivitySink)]
-        self._begun: set[str] = set()
-
-    def begin(self, activity: str) -> None:
-        """Begins an activity, unless it has begun before."""
-        if activity in self._begun:
-            return
-        self._begun.add(activity)
-        for sink in self._sinks:
-            sink.begin_activity(activity)
 
 
 _RATES = ("tokens_per_s", "rows_per_s", "mfu", "hfu")

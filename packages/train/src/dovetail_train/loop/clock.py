@@ -19,7 +19,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
@@ -30,6 +30,36 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 
 Activity = Literal["init", "compile", "step", "skipped", "data", "stall", "draw", "hooks", "save"]
+
+
+@runtime_checkable
+class ActivitySink(Protocol):
+    """A sink that is told of the activities before the first step.
+
+    The other processes wait for one that stays behind in them.
+    """
+
+    def begin_activity(self, activity: str) -> None: ...
+
+
+class Announcer:
+    """Tells the sinks that take them of activities, each once.
+
+    Args:
+        sinks: Sinks of a run.
+    """
+
+    def __init__(self, sinks: Sequence[Any]) -> None:
+        self._sinks = [sink for sink in sinks if isinstance(sink, ActivitySink)]
+        self._begun: set[str] = set()
+
+    def begin(self, activity: str) -> None:
+        """Begins an activity, unless it has begun before."""
+        if activity in self._begun:
+            return
+        self._begun.add(activity)
+        for sink in self._sinks:
+            sink.begin_activity(activity)
 
 
 @runtime_checkable

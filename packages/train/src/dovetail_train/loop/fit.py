@@ -15,8 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from dovetail_train.logs.sinks import Announcer, Sink
-from dovetail_train.loop.clock import Activity, Clock, Completions, Rates, Throughput
+from dovetail_train.logs.sinks import Sink
+from dovetail_train.loop.clock import (
+    Activity,
+    Announcer,
+    Clock,
+    Completions,
+    Rates,
+    Throughput,
+)
 from dovetail_train.loop.hooks import INTERRUPTED, Closable, Hook, StopRun, call
 from dovetail_train.loop.prefetch import DrawnData, Draws, Prefetch, iterated
 from dovetail_train.loop.progress import Progress, StopsTogether

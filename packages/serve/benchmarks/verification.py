@@ -4,6 +4,8 @@
 
 The peer hashes the same 64 arrays, from memory, in a pool of as many threads as there are cores.
 The bundle's files are in the page cache. The limit is SHA-256 itself: the peer does nothing else.
+`verify` reads its files, for a map of one that is cut short ends the process: the copy out of the
+page cache is the difference.
 """
 
 import hashlib

@@ -137,7 +137,7 @@ def test_one_known_row_a_request_needs_no_pass_over_the_output(without_cudnn, wh
     given[which] = given[which].at[at].set(value)
 
     def run(starts, given):
-        return by_cudnn(q, pages, **given, q_starts=starts)
+        return _by_cudnn(q, pages, **given, q_starts=starts)
 
     known = jax.jit(functools.partial(run, np.asarray(starts)))(given)
     out, want = (np.asarray(x, np.float32) for x in (known, jax.jit(run)(starts, given)))

@@ -120,6 +120,7 @@ PAGED = PagedCall(
     value_width=None,
     lse=True,
     invariant=False,
+    single=False,
     device=GPU,
 )
 

@@ -43,7 +43,7 @@ class ActivitySink(Protocol):
 
 
 class Announcer:
-    """Tells the sinks that take them of activities, each once.
+    """Tells the sinks that take them of activities, each once; of "init" when it is made.
 
     Args:
         sinks: Sinks of a run.
@@ -52,6 +52,7 @@ class Announcer:
     def __init__(self, sinks: Sequence[Any]) -> None:
         self._sinks = [sink for sink in sinks if isinstance(sink, ActivitySink)]
         self._begun: set[str] = set()
+        self.begin("init")
 
     def begin(self, activity: str) -> None:
         """Begins an activity, unless it has begun before."""
@@ -60,6 +61,15 @@ class Announcer:
         self._begun.add(activity)
         for sink in self._sinks:
             sink.begin_activity(activity)
+
+    def before(self, activity: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns `work` that begins an activity first."""
+
+        def run(value: Any) -> Any:
+            self.begin(activity)
+            return work(value)
+
+        return run
 
 
 @runtime_checkable

@@ -127,7 +127,6 @@ class Run:
             resume=resume,
         )
         self._announcer = Announcer(sinks)
-        self._announcer.begin("init")
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
         self._sinks, self._hooks = sinks, hooks
@@ -136,12 +135,7 @@ class Run:
         skipped = Skipped()
         self._progress = Progress(self._clock, hooks, skipped)
         self._stops = StopsTogether(hooks)
-        compared = Compared(trainer.place, trainer.mesh)
-
-        def place(batch: Any) -> Any:
-            self._announcer.begin("place")  # processes wait here for the first batch of another
-            return compared(batch)
-
+        place = self._announcer.before("place", Compared(trainer.place, trainer.mesh))
         self._data = (
             Draws(iterator, place) if isinstance(iterator, DrawnData) else Prefetch(iterator, place)
         )

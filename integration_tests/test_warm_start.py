@@ -102,6 +102,6 @@ def test_the_server_and_its_program_end_with_the_process_however_that_ends(tmp_p
 
 
 def test_a_server_that_dies_is_an_error_and_the_next_program_gets_another():
-    with pytest.raises(RuntimeError, match=r"must live .* status=-9; set DOVETAIL_WARM_START=0"):
+    with pytest.raises(RuntimeError, match=r"must live .* status=-9; start this program with"):
         warm_start.run([*STRICT, "import os; os.kill(os.getppid(), 9)"], env=ENV)
     assert warm_start.run([*STRICT, "print(2)"], env=ENV).stdout == "2\n"

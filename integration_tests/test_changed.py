@@ -31,6 +31,7 @@ OF_SOURCE = [
 def test_a_file_of_a_package_concerns_it_and_its_dependents_another_all(repository, commit):
     assert changed.concerned(["packages/data/src/dovetail_data/rows/pack.py"]) == ["data", "stack"]
     assert changed.concerned([]) == []
+    assert changed.concerned(["packages/conftest.py"]) == ALL
     assert changed.concerned(["packages/data/README.md", "constraints/py311.txt"]) == ALL
     (repository / "packages" / "models" / "CHANGELOG.md").write_text("changed\n")
     commit(repository, "Change one")

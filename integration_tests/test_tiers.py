@@ -58,3 +58,6 @@ def test_the_outcome_of_each_file_is_written(checkout):
     found = json.loads((checkout.root / "out/file.json").read_text())
     passed = {name: outcome["passed"] for name, outcome in found.items()}
     assert passed == {"test_first.py": True, "test_second.py": False, "test_third.py": True}
+    checkout.write("import no_such_module\n", "test_third.py")
+    checkout.run("--tier", "sample", "--outcomes", "out/none.json", *files, code=2)
+    assert not (checkout.root / "out/none.json").exists()

@@ -96,16 +96,14 @@ class Outcomes:
         self.file, self.tests = file, tests
         self.failed: set[str] = set()
 
-    def pytest_runtest_logreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
-        """Count a failed setup, call or teardown, and a file that cannot be imported."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a failed setup, call or teardown."""
         if report.failed:
             self.failed.add(Path(report.nodeid.partition("::")[0]).name)
 
-    pytest_collectreport = pytest_runtest_logreport
-
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Write the file, unless the run was interrupted."""
+        """Write the file, unless an interrupt or a file that cannot be imported ended the run."""
         yield
         ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if session.exitstatus not in (*ended, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -4,8 +4,7 @@ import pytest
 
 from dovetail_data import Bytes, Text, text
 from dovetail_data.record import Codec
-from dovetail_data.writing.engine import Local
-from dovetail_data.writing.workers import Job, cut, tasks
+from dovetail_data.writing.workers import Job, Local, cut, tasks
 
 
 @pytest.fixture

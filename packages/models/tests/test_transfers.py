@@ -120,6 +120,7 @@ def test_files_pass_a_guard_against_transfers_on_a_mesh_too(model, tmp_path):
     assert nnx.state(several, nnx.LoRAParam)
 
 
+@pytest.mark.thorough
 def test_balancing_passes_a_guard_against_transfers():
     ranks = {"q_rank": None, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 8}
     attention = LatentAttention(heads=2, rope=Rope(theta=1e4), **ranks)

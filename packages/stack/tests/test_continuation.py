@@ -28,7 +28,7 @@ def test_the_default_rate_is_lower_and_ten_times_that_for_adapters():
     assert Tuning().learning_rate == 2e-5
     assert Tuning(lora_rank=2).learning_rate == 2e-4
     assert Tuning(lora_rank=2, learning_rate=0.5).learning_rate == 0.5
-    with pytest.raises(ValueError, match=r"must be at least 0, got lora_rank=-1.*leave them out"):
+    with pytest.raises(ValueError, match=r"must be at least 0, got lora_rank=-1: leave it out"):
         Tuning(lora_rank=-1)
 
 

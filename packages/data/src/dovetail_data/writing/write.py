@@ -45,11 +45,20 @@ from dovetail_data.record import Codec
 from dovetail_data.sources.source import Part, Source
 from dovetail_data.writing import ray as _ray
 from dovetail_data.writing import staged as _staged
-from dovetail_data.writing.engine import Engine, Local, Result, check_hosts
 from dovetail_data.writing.hosts import Hosts
 from dovetail_data.writing.mending import mended, note
 from dovetail_data.writing.upload import Upload
-from dovetail_data.writing.workers import Chunk, Job, cut, cutting, tasks
+from dovetail_data.writing.workers import (
+    Chunk,
+    Engine,
+    Job,
+    Local,
+    Result,
+    check_hosts,
+    cut,
+    cutting,
+    tasks,
+)
 
 _logger = logging.getLogger(__name__)
 _LISTED = 20  # corrupt records in an error: a screenful

@@ -279,6 +279,7 @@ def test_process_0_works_while_the_other_waits(tmp_path):
         assert "without the file of process 0 in processes [1]: take a" in process["apart"]
     assert first_one["whole"] == np.arange(8.0).tolist()
     assert other["whole"] is None
+    assert first_one["draw"] == float(jax.random.uniform(jax.random.key(7)))
 
 
 def test_batches_of_one_process_are_placed_and_not_compared(caplog):

@@ -57,8 +57,10 @@ def work(me, count, *, directory):
     rows = jax.make_array_from_callback(
         (8,), NamedSharding(mesh, PartitionSpec("data")), lambda index: jnp.arange(8.0)[index]
     )
-    whole = gather_module(nnx.Dict(x=nnx.Param(rows)))
+    key = processes.put(jax.random.key(7), NamedSharding(mesh, PartitionSpec()))  # as of dropout
+    whole = gather_module(nnx.Dict(x=nnx.Param(rows), key=nnx.RngKey(key, tag="dropout")))
     said["whole"] = None if whole is None else whole["x"].get_value().tolist()
+    said["draw"] = None if whole is None else float(jax.random.uniform(whole["key"].get_value()))
     (directory / f"said-{me}").write_text(json.dumps(said))
 
 

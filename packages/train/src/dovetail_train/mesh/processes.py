@@ -296,8 +296,8 @@ def gather_module(module: nnx.Module) -> Any:
     device, is_first = jax.local_devices()[0], jax.process_index() == 0
 
     def leaf(x: Any) -> Any:
-        whole = multihost_utils.process_allgather(x, tiled=True)
-        return jax.device_put(whole, device) if is_first else None
+        whole = multihost_utils.process_allgather(key_data(x), tiled=True)
+        return jax.device_put(typed(whole, x), device) if is_first else None
 
     whole = jax.tree.map(leaf, state)
     return nnx.merge(graph, whole) if is_first else None

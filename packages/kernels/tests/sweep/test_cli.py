@@ -48,13 +48,24 @@ def test_recorded_calls_are_taken_from_their_file(tmp_path, capsys):
         ([], "one call as words, or --calls FILE, got neither"),
         ([*TYPED, "--calls", "x"], "got both"),
         (["attention", "query=float32[1,2,3,4]"], "no argument query"),
+        (["attention", "q=float32[1,2,3,4]"], r"missing .*'k'.*\. Type each as NAME=DTYPE"),
+        (
+            ["attention", "q=float33[1,2,3,4]"],
+            r"'float33' not understood\. Type each as NAME=DTYPE",
+        ),
     ],
 )
 def test_a_wrong_line_is_answered(tmp_path, capsys, words, message):
     code = main(["tune", *words, "--out", str(tmp_path / "t.json")])
-    assert code in (1, 2)
+    assert code == 2
     assert re.search(message, capsys.readouterr().err)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_without_a_folder_is_refused_before_anything_is_measured(tmp_path, capsys):
+    assert main(["tune", *TYPED, "--out", str(tmp_path / "no" / "t.json")]) == 2
+    answer = capsys.readouterr().err
+    assert re.match(r"error: --out must be in a folder that exists, got --out \S+ Make it", answer)
 
 
 def test_a_damaged_file_is_refused(tmp_path, capsys):

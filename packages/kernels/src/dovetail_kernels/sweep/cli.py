@@ -95,6 +95,18 @@ def _typed(operation: str, *words: str) -> list[RecordedCall]:
             f"OPERATION must be one of {', '.join(OPERATIONS)}, got {operation}. An operation with "
             "one implementation needs no tuning."
         )
+    try:
+        arrays, options = _arguments(words)
+        with record_calls() as calls:
+            call = functools.partial(OPERATIONS[operation], **options)
+            jax.eval_shape(lambda arrays: jax.tree.leaves(call(**arrays)), arrays)
+    except TypeError as error:  # of a name, a dtype, or an array that is missing
+        raise ValueError(f"{error}. Type each as NAME=DTYPE[SIZES], or NAME=VALUE.") from error
+    return calls
+
+
+def _arguments(words: Sequence[str]) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, Any]]:
+    """Returns the arrays and the options of a typed call, by name."""
     arrays, options = {}, {}
     for word in words:
         name, _, value = word.partition("=")
@@ -103,10 +115,7 @@ def _typed(operation: str, *words: str) -> list[RecordedCall]:
             arrays[name] = jax.ShapeDtypeStruct(map(int, array[2].split(",")), array[1])
         else:
             options[name] = _value(value)
-    with record_calls() as calls:
-        call = functools.partial(OPERATIONS[operation], **options)
-        jax.eval_shape(lambda arrays: jax.tree.leaves(call(**arrays)), arrays)
-    return calls
+    return arrays, options
 
 
 def _value(word: str) -> Any:

@@ -77,6 +77,7 @@ def tune(
 
     Raises:
         ValueError: `calls` is empty.
+        FileNotFoundError: There is no folder for `out`.
 
     Example:
 
@@ -92,6 +93,10 @@ def tune(
         raise ValueError(
             "tune needs calls, got none. Trace a program inside of record_calls(): one that is "
             "compiled already makes no calls, nor do calls with impl or over several devices."
+        )
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"out must be in a folder that exists, got out={os.fspath(out)!r}. Make it first."
         )
     target, begin = device(), time.monotonic()
     measured = Tuning(

@@ -129,7 +129,7 @@ def test_runs_lists_it_with_its_source(unbroken, source, recipe, capsys):
     assert (row["step"], row["steps"]) == (STEPS, STEPS)
     assert 0 < row["evaluations"]["eval/bits_per_byte"][1] < 8
     assert cli.main(["runs", "compare", str(source), str(unbroken)]) == 0
-    assert "eval/bits_per_byte" in capsys.readouterr().out
+    assert "last evaluation: bits per byte" in capsys.readouterr().out
 
 
 def _refused(capsys, *line):

@@ -96,11 +96,26 @@ def test_work_that_ends_in_time_is_left_alone(often):
     assert all("fn must be traced within" in end for end in ends)
 
 
-def test_errors_of_a_block_pass():
-    def fail():
-        raise KeyError("mine")
+def test_compiled_code_may_make_the_interruption_a_cause(often):
+    """NumPy asks a type of JAX for its dtype, and CPython says so if that is interrupted."""
 
-    with pytest.raises(KeyError, match="mine"):
+    def compiled():
+        try:
+            while True:
+                time.sleep(0)
+        except BaseException as error:
+            raise SystemError("it returned a result with an exception set") from error
+
+    with pytest.raises(ValueError, match=r"got no end of counting at .*test_limits\.py"):
+        limited(compiled, "counting", 0.1)
+
+
+@pytest.mark.parametrize("kind", [KeyError, SystemError])
+def test_errors_of_a_block_pass(kind):
+    def fail():
+        raise kind("mine")
+
+    with pytest.raises(kind, match="mine"):
         limited(fail, "a step", 10.0)
 
 

@@ -92,14 +92,17 @@ def limited(work: Callable[[], Result], step: str, limit_s: float) -> Result:
             return work()
         finally:
             watch.stop()
-    except _Interruption as interruption:
+    except (_Interruption, SystemError) as error:
         watch.stop()  # this one may have come in its first line
+        # Compiled code that does not expect an exception of its callback makes it the cause.
+        if not isinstance(error, _Interruption) and not isinstance(error.__cause__, _Interruption):
+            raise
         raise ValueError(
             f"fn must be traced within {limit_s:g} s, got no end of {step} at "
-            f"{place_of(interruption)}; end its Python loops, write long ones with "
+            f"{place_of(error)}; end its Python loops, write long ones with "
             "jax.lax.fori_loop or jax.lax.scan, or give it more time with "
             f"limit_s={10 * limit_s:g}"
-        ).with_traceback(interruption.__traceback__) from None
+        ).with_traceback(error.__traceback__) from None
 
 
 class _Watch:

@@ -8,5 +8,5 @@ dovetail train --settings small.toml --out RUN --steps 20 # typed options win
 dovetail train --out RUN --steps 40 # the same line goes on after a kill
 dovetail generate RUN --prompt 'def ' --max-tokens 20
 dovetail checkpoint verify RUN
-dovetail runs show RUN | grep bits_per_byte
-# prints: eval/bits_per_byte  3.09418  after step 40
+dovetail runs show RUN | grep 'bits per byte'
+# prints: last evaluation: bits per byte  3.09418

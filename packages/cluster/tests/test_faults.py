@@ -19,8 +19,9 @@ def test_a_stopped_rank_is_named_in_the_report(cluster, job, caplog):
         cluster.host(1).stop()
         job.wait(generation=1, step=4)
     result = job.end()
-    report = next(r.message for r in caplog.records if "rank 1" in r.message)
-    assert "local host 1" in report
+    # A warning that rank 1 is behind may come before, where the machine is slow.
+    report = next(r.message for r in caplog.records if r.message.startswith("The job is stuck"))
+    assert "rank 1 on local host 1" in report
     assert "in train" in report  # the others wait in the collective of the function
     assert result.states["stuck"] >= 5.0
 

@@ -17,7 +17,8 @@
 - Interfaces: `Decoder`, `Operations`, `Tokenizer`, `reference`
 
 `dovetail_infer.schedule` has the scheduler alone, its event log and a simulator for capacity
-planning. `dovetail_infer.testing.check_decoder` checks a decoder of your own.
+planning. `dovetail_infer.server` answers clients of OpenAI's API, with the extra "server".
+`dovetail_infer.testing.check_decoder` checks a decoder of your own.
 """
 
 from importlib.metadata import version as _version
@@ -59,4 +60,6 @@ __all__ = [  # noqa: RUF022, by topic
 __version__ = _version("dovetail-infer")
 
 if not _TYPE_CHECKING:  # a type checker would accept every name
-    __getattr__, __dir__ = _public_names(__name__, __all__, "schedule", "testing", **_ELSEWHERE)
+    __getattr__, __dir__ = _public_names(
+        __name__, __all__, "schedule", "server", "testing", **_ELSEWHERE
+    )

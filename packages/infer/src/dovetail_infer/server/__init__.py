@@ -1,0 +1,14 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""An engine over HTTP, for clients of OpenAI's API. It needs the extra "server".
+
+- Serving: `run`, until a signal
+- Embedding: `app`, an ASGI application
+"""
+
+from dovetail_infer.server import _extras as _extras  # first: it says what to install
+from dovetail_infer.server.answering import Chat
+from dovetail_infer.server.asgi import app
+from dovetail_infer.server.run import run
+
+__all__ = ["Chat", "app", "run"]

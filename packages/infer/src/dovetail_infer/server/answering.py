@@ -1,0 +1,214 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`Answering`: the routes that read a body and use the engine or the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_infer.completion import Completion, Tokens
+from dovetail_infer.engine import Engine
+from dovetail_infer.run.prompts import prompt_ids
+from dovetail_infer.sampling import Sampling
+from dovetail_infer.server import requests
+from dovetail_infer.server.answers import Answer, Chats, Completions
+from dovetail_infer.server.choices import Choices
+from dovetail_infer.server.errors import ApiError, of_completion, of_engine
+from dovetail_infer.server.exchange import EventStream, read_json, unless_gone
+from dovetail_infer.server.fields import Fields
+from dovetail_infer.server.metrics import Metrics
+from dovetail_infer.types import Tokenizer
+
+Chat = Callable[[Sequence[dict[str, Any]]], Sequence[int]]
+
+
+class Answering:
+    """Completions, chat completions, and the tokens of texts. See `app` for the arguments.
+
+    Attributes:
+        name: The name that requests must say.
+        metrics: What is counted.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str,
+        tokenizer: Tokenizer,
+        chat: Chat | None,
+        defaults: Sampling,
+        max_body: int,
+    ) -> None:
+        self.name, self.metrics = name, Metrics(engine)
+        self._engine, self._tokenizer, self._chat = engine, tokenizer, chat
+        self._defaults, self._max_body = defaults, max_body
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answers with the ids of a text or of messages."""
+        fields = Fields(await read_json(request, self._max_body))
+        requests.take_model(fields, self.name)
+        if "messages" in fields:
+            ids = await self._chat_ids(requests.messages(fields))
+        else:
+            text = fields.take("prompt", "a string")
+            if text is None:
+                raise fields.wrong("prompt", "a string, or messages an array", None)
+            begins = fields.take("add_special_tokens", "a boolean", True)
+            ids = await asyncio.to_thread(self._encode, text)
+            if begins and self._tokenizer.bos_id is not None:
+                ids = [self._tokenizer.bos_id, *ids]
+        fields.end()
+        values = {"count": len(ids), "max_model_len": self._engine.max_length, "tokens": ids}
+        return json_response(values)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answers with the text of ids."""
+        fields = Fields(await read_json(request, self._max_body))
+        requests.take_model(fields, self.name)
+        tokens = fields.items("tokens", "an integer")
+        fields.end()
+        size = self._engine.vocab_size
+        for i, token in enumerate(tokens):
+            if not 0 <= token < size:
+                raise fields.wrong(f"tokens[{i}]", f"a token id from 0 to {size - 1}", token)
+        return json_response({"prompt": await asyncio.to_thread(self._tokenizer.decode, tokens)})
+
+    async def complete(self, http: Request) -> Response:
+        """Answers a completion."""
+        body = await read_json(http, self._max_body)
+        request = requests.completion(body, model=self.name, defaults=self._defaults)
+        prompts = await asyncio.to_thread(self._prompts, request)
+        return await self._run(http, Completions, request, prompts, param="prompt")
+
+    async def complete_chat(self, http: Request) -> Response:
+        """Answers a chat completion."""
+        body = await read_json(http, self._max_body)
+        request = requests.chat(body, model=self.name, defaults=self._defaults)
+        ids = await self._chat_ids(request.messages)
+        return await self._run(http, Chats, request, [ids], param="messages")
+
+    def _encode(self, text: str) -> list[int]:
+        return list(map(int, self._tokenizer.encode([text])[0].ids))
+
+    def _prompts(self, request: requests.Request) -> list[list[int]]:
+        """Returns the ids of the prompts of a completion. Its length is checked later."""
+        try:
+            return prompt_ids(
+                request.prompts,
+                tokenizer=self._tokenizer,
+                vocab_size=self._engine.vocab_size,
+                max_tokens=2**31,
+                limit="",
+            )
+        except (TypeError, ValueError) as error:
+            raise ApiError(str(error), param="prompt") from error
+
+    async def _chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        if self._chat is None:
+            raise ApiError(
+                f"messages must go to a model with a chat template, got {self.name!r} without "
+                "one; send a prompt to /v1/completions",
+                param="messages",
+            )
+        try:
+            return list(map(int, await asyncio.to_thread(self._chat, messages)))
+        except ValueError as error:
+            raise ApiError(
+                f"messages must fit the model's chat template, got: {error}; correct them",
+                param="messages",
+            ) from error
+
+    async def _run(
+        self,
+        http: Request,
+        form: type[Answer],
+        request: requests.Request,
+        prompts: Sequence[list[int]],
+        *,
+        param: str,
+    ) -> Response:
+        """Runs a checked request, and returns its answer or its stream."""
+        began = time.monotonic()
+        answer = form(request=request, prompts=prompts, model=self.name, tokenizer=self._tokenizer)
+        names = [*requests.OPTIONS, "logit_bias", "stop", "stop_token_ids", "logprobs"]
+        try:
+            options = [self._sampling(request, ids, param) for ids in prompts]
+            choices = Choices(self._engine, prompts, options, n=request.n)
+            await choices.__aenter__()
+        except ApiError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise of_engine(error, names) from error
+        if request.stream:
+            events = self._events(answer, choices, began)
+            return EventStream(events, {})
+        try:
+            completions = await unless_gone(http.receive, choices.completions())
+        finally:
+            await choices.__aexit__(None, None, None)
+        for error in filter(None, map(of_completion, completions)):
+            raise error
+        return json_response(answer.whole(completions))
+
+    def _sampling(self, request: requests.Request, ids: Sequence[int], param: str) -> Sampling:
+        """Returns the options with the number of tokens that the length of the prompt leaves."""
+        room = self._engine.max_length - len(ids)
+        wanted = request.max_tokens
+        least = 1 if wanted is None else max(wanted, 1)
+        if room < least:
+            raise ApiError(
+                f"{param} and max_tokens must have at most {self._engine.max_length} tokens "
+                f"together, got {len(ids)} and {least}; shorten one of them",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return dataclasses.replace(
+            request.sampling, max_tokens=room if wanted is None else max(wanted, 1)
+        )
+
+    async def _events(
+        self, answer: Answer, choices: Choices, began: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yields the chunks of a stream, and closes the choices at its end."""
+        done: dict[int, Completion] = {}
+        before: dict[int, float] = {}
+        try:
+            for index in range(len(answer.prompts) * answer.request.n):
+                if (chunk := answer.first(index)) is not None:
+                    yield chunk
+            async for index, piece in choices:
+                if isinstance(piece, Tokens):
+                    self._time(before, index, began)
+                elif error := of_completion(piece):
+                    raise error
+                else:
+                    done[index] = piece
+                yield answer.chunk(index, piece)
+            if (chunk := answer.last([done[i] for i in sorted(done)])) is not None:
+                yield chunk
+        finally:
+            await choices.__aexit__(None, None, None)
+
+    def _time(self, before: dict[int, float], index: int, began: float) -> None:
+        now = time.monotonic()
+        if index in before:
+            self.metrics.between_tokens_s.observe(now - before[index])
+        else:
+            self.metrics.first_token_s.observe(now - began)
+        before[index] = now
+
+
+def json_response(
+    values: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns a response with a JSON value."""
+    return Response(orjson.dumps(values), status, headers, media_type="application/json")

@@ -1,0 +1,79 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`app`: an engine as an ASGI application, alone or inside of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail_infer.engine import Engine
+from dovetail_infer.sampling import Sampling
+from dovetail_infer.server.answering import Answering, Chat
+from dovetail_infer.server.application import Application
+from dovetail_infer.types import Tokenizer
+
+
+def app(
+    engine: Engine,
+    *,
+    name: str,
+    tokenizer: Tokenizer,
+    chat: Chat | None = None,
+    defaults: Sampling | None = None,
+    api_keys: Sequence[str] = (),
+    max_body: int = 16 << 20,
+) -> Application:
+    """Returns an ASGI application for clients of OpenAI's API.
+
+    Its routes are /v1/models, /v1/completions, /v1/chat/completions, /tokenize, /detokenize,
+    /health, /ready and /metrics. The engine is closed by the caller.
+
+    Args:
+        engine: Runs the requests.
+        name: The model's name, which requests must say.
+        tokenizer: That of the engine.
+        chat: Returns the token ids of a conversation up to the assistant's answer, by the model's
+            chat template; raises ValueError for messages that the template refuses. A message is
+            an object with "role" and "content". None: chat completions are refused.
+        defaults: Options of requests that do not name them. None: those of OpenAI's API.
+        api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health and
+            readiness. (): no key.
+        max_body: Largest body of a request in bytes.
+
+    Returns:
+        The application. Set its `draining` before a shutdown: new requests then get 503.
+
+    Raises:
+        ValueError: An option is out of range.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_infer import Engine
+        >>> from dovetail_infer.server import app
+        >>> from dovetail_infer.testing import ByteTokenizer, TinyDecoder
+        >>> tokenizer = ByteTokenizer()
+        >>> engine = Engine(TinyDecoder(rngs=nnx.Rngs(0)), tokenizer=tokenizer)
+        >>> application = app(engine, name="tiny", tokenizer=tokenizer)
+        >>> engine.close()
+    """
+    if max_body < 1:
+        raise ValueError(
+            f"max_body must be a number of bytes from 1, got max_body={max_body}. Use "
+            f"max_body={16 << 20}."
+        )
+    for key in api_keys:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(
+                "api_keys must be printable ASCII without spaces, got another one. Write one from "
+                "secrets.token_urlsafe()."
+            )
+    answering = Answering(
+        engine,
+        name=name,
+        tokenizer=tokenizer,
+        chat=chat,
+        defaults=Sampling() if defaults is None else defaults,
+        max_body=max_body,
+    )
+    return Application(engine, answering, api_keys=api_keys)

@@ -1,0 +1,153 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`Fields`: the fields of a JSON object, each taken with its type; those left over are refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dovetail_infer.server.errors import ApiError
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "a boolean": (bool,),
+    "an integer": (int,),
+    "a number": (int, float),
+    "a string": (str,),
+    "an array": (list,),
+    "an object": (dict,),
+}
+
+
+class Fields:
+    """Fields of an object that came as JSON. null is the same as a field that is absent.
+
+    Args:
+        values: The object.
+        path: The field that holds it, for messages. "" for the whole body.
+    """
+
+    def __init__(self, values: Any, path: str = "") -> None:
+        if not isinstance(values, dict):
+            what = path or "the body"
+            raise ApiError(
+                f"{what} must be an object, got {shown(values)}; send {{...}}", param=path or None
+            )
+        self._values: dict[str, Any] = values
+        self._path = f"{path}." if path else ""
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def name(self, name: str) -> str:
+        """Returns the whole name of a field, as `stream_options.include_usage`."""
+        return self._path + name
+
+    def take(self, name: str, must: str, default: Any = None) -> Any:
+        """Returns a field, or the default if it is absent or null.
+
+        Args:
+            name: The field.
+            must: Its type, a key of the table above; or several, joined by " or ".
+            default: For an absent field.
+        """
+        self._taken.add(name)
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not any(_is(value, kind) for kind in must.split(" or ")):
+            raise self.wrong(name, must, value)
+        return value
+
+    def items(self, name: str, must: str) -> list[Any]:
+        """Returns the items of an array, each of one type; [] if it is absent.
+
+        Args:
+            name: The field.
+            must: Type of each item.
+        """
+        values = self.take(name, "an array", [])
+        for i, value in enumerate(values):
+            if not any(_is(value, kind) for kind in must.split(" or ")):
+                raise self.wrong(f"{name}[{i}]", must, value)
+        return values
+
+    def within(self, name: str, default: int, least: int, most: int) -> int:
+        """Returns an integer in a range.
+
+        Args:
+            name: The field.
+            default: For an absent field.
+            least: Smallest value.
+            most: Largest value.
+        """
+        value = self.take(name, "an integer", default)
+        if not least <= value <= most:
+            raise self.wrong(name, f"an integer from {least} to {most}", value)
+        return value
+
+    def only(self, name: str, allowed: Collection[Any], advice: str) -> None:
+        """Takes a field that may ask for what happens anyway.
+
+        Args:
+            name: The field.
+            allowed: Its values that change nothing; null always is one.
+            advice: What to do instead of another value.
+        """
+        self._taken.add(name)
+        value = self._values.get(name)
+        if value is not None and not any(_same(value, other) for other in allowed):
+            words = " or ".join([*map(shown, allowed), "absent"])
+            raise ApiError(
+                f"{self.name(name)} must be {words}, got {shown(value)}; {advice}",
+                param=self.name(name),
+                code="unsupported_parameter",
+            )
+
+    def wrong(self, name: str, must: str, value: Any) -> ApiError:
+        """Returns the error of a field with a wrong value."""
+        name = self.name(name)
+        return ApiError(
+            f"{name} must be {must}, got {shown(value)}; correct it or leave it out", param=name
+        )
+
+    def end(self, known: Mapping[str, Any] | Collection[str] = ()) -> None:
+        """Refuses the fields that were not taken.
+
+        Args:
+            known: More names that exist, for the nearest one in the message.
+        """
+        for name in self._values:
+            if name in self._taken:
+                continue
+            near = difflib.get_close_matches(name, [*self._taken, *known], n=1)
+            advice = f"write {near[0]}" if near else "leave it out"
+            raise ApiError(
+                f"{shown(self.name(name))} must be a field of this request, got an unknown one; "
+                f"{advice}",
+                param=self.name(name)[:200],
+                code="unknown_parameter",
+            )
+
+
+def shown(value: Any) -> str:
+    """Returns a JSON value for a message, at most 60 characters of it."""
+    words = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return words[value]
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is(value: Any, kind: str) -> bool:
+    boolean = isinstance(value, bool)
+    return isinstance(value, _TYPES[kind]) and boolean == (kind == "a boolean")
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Tests equality without `True == 1`."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

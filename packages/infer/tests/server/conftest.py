@@ -1,0 +1,48 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Servers of small engines."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import engines
+import openai
+import pytest
+from clients import KEY, Running, chat_ids
+
+from dovetail_infer.server import app
+from dovetail_infer.testing import ByteTokenizer
+
+
+@pytest.fixture(scope="session")
+def start() -> Iterator[Callable[..., Running]]:
+    """Starts servers of small engines."""
+    servers: list[Running] = []
+
+    def make(**options: Any) -> Running:
+        of_app = {name: options.pop(name) for name in ("max_body", "defaults") if name in options}
+        engine = engines.text_engine(**options)
+        application = app(
+            engine,
+            name="tiny",
+            tokenizer=ByteTokenizer(),
+            chat=chat_ids,
+            api_keys=["sk-another", KEY],
+            **of_app,
+        )
+        servers.append(Running(engine, application))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def server(start: Callable[..., Running]) -> Running:
+    return start()
+
+
+@pytest.fixture(scope="session")
+def client(server: Running) -> openai.OpenAI:
+    return server.client()

@@ -235,8 +235,7 @@ def test_a_hugging_face_directory_is_answered_by_one_sentence(command, tmp_path)
     code, _, err = command("serve", str(tmp_path))
     assert code == 2
     assert (
-        "the server of language models does not exist yet: export an encoder with dovetail bund"
-        in err
+        "serve a language model with dovetail serve, export an encoder with dovetail bundle" in err
     )
     # A repository that happens to have such a file is one.
     save_mlp(tmp_path / "mlp/1", batch_sizes=(1,))

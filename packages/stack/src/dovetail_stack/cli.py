@@ -24,7 +24,7 @@ COMMANDS = {
     "models": "Look into a Hugging Face directory, rewrite it, or compare two.",
     "data": "Write, inspect and verify corpora; budget a run over them.",
     "bundle": "Export a model as a bundle; verify, inspect and precompile bundles.",
-    "serve": "Serve a directory of bundles over the Open Inference Protocol, by HTTP and gRPC.",
+    "serve": "Serve a language model to clients of OpenAI's API, or a directory of bundles.",
     "checkpoint": "Look into checkpoints, compare, verify and convert them.",
     "completion": "Print a script that completes commands and options in bash, zsh or fish.",
     "doctor": "Compare what is installed with what was tested, list devices, say how to mend it.",

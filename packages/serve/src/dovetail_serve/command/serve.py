@@ -163,8 +163,8 @@ def check_repository(path: Path) -> None:
     if (path / "config.json").is_file() and not bundled:
         raise ValueError(
             f"a repository has a bundle at NAME/VERSION, got the Hugging Face directory "
-            f"PATH={str(path)!r}; the server of language models does not exist yet: export "
-            "an encoder with dovetail bundle export, or a function of the model with "
+            f"PATH={str(path)!r}; serve a language model with dovetail serve, export an encoder "
+            "with dovetail bundle export, or a function of the model with "
             "dovetail_serve.export, to PATH/NAME/1"
         )
 

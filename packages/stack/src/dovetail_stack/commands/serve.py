@@ -1,27 +1,118 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a directory of bundles over the Open Inference Protocol, by HTTP and gRPC.
+"""Serve a language model to clients of OpenAI's API, or a directory of bundles.
 
-A bundle is PATH/NAME/VERSION, as `dovetail bundle export` writes it. Models are verified before
-they take requests. SIGTERM or Ctrl-C stops the server after the requests that it has. This is the
-action `serve` of `python -m dovetail_serve`.
+PATH is a run of `dovetail train`, a Hugging Face directory or a Hub id, which is served at
+/v1/completions and /v1/chat/completions; or a directory of bundles, PATH/NAME/VERSION, as
+`dovetail bundle export` writes them, over the Open Inference Protocol. Models are verified and
+compiled before they take requests. SIGTERM or Ctrl-C stops the server after the requests that it
+has.
 """
 
 import argparse
+import logging
+from pathlib import Path
 
 from dovetail_serve.command.cli import ACTIONS
+from dovetail_stack._command import DONE
+from dovetail_stack.commands.arguments import add_accepted, add_template
+from dovetail_stack.model_directory import EXPORT, RUN_FILE
 from dovetail_stack.parsing import Parser
+from dovetail_stack.processes import say
 
 SERVE = ACTIONS["serve"]
+OPENAI, BUNDLES = "openai", "bundles"
+# Options of both kinds of a server.
+_COMMON = ("path", "api", "host", "http", "max_body", "token_file", "grace_s", "allow", "ignore")
+_OF_MODELS = ("name", "max_rows", "max_length", "template", "date")
 
 
 def add(parser: Parser) -> None:
-    """Declares the library's own arguments."""
+    """Declares the library's own arguments, and those of a language model."""
     SERVE.declare(parser)
     parser.words.update(SERVE.WORDS)
+    parser.add_argument(
+        "--api", choices=(OPENAI, BUNDLES), help="what PATH is served as (what it holds decides)"
+    )
+    group = parser.add_argument_group("a language model")
+    group.add_argument("--name", help="name of the model in requests (the last part of PATH)")
+    group.add_argument("--max-rows", type=int, default=64, help="most requests at a time (64)")
+    group.add_argument(
+        "--max-length", type=int, help="most tokens of a request (the model's, at most 4096)"
+    )
+    add_template(parser)
+    add_accepted(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns the exit code."""
-    code, _ = SERVE.run(args)
-    return code
+    path = Path(args.path)
+    api = args.api or (OPENAI if is_model(path) else BUNDLES)
+    shared = {*_COMMON, *(_OF_MODELS if api == OPENAI else ())}
+    check(args, shared, api)
+    if api == BUNDLES:
+        code, _ = SERVE.run(args)
+        return code
+    return _serve_model(args, path)
+
+
+def is_model(path: Path) -> bool:
+    """Returns whether a path is a run, a Hugging Face directory or a Hub id."""
+    files = (RUN_FILE, "config.json", f"{EXPORT}/config.json")
+    if path.exists():
+        return any((path / file).is_file() for file in files)
+    return not path.is_absolute() and len(path.parts) == 2
+
+
+def check(args: argparse.Namespace, known: set[str], api: str) -> None:
+    """Refuses options of the other kind of a server."""
+    if api == BUNDLES:
+        others = [n for n in _OF_MODELS if getattr(args, n) != args.parser.get_default(n)]
+    else:
+        own = {action.dest for action in args.parser._actions} - known - {"debug", "help"}
+        others = [n for n in sorted(own) if getattr(args, n) != args.parser.get_default(n)]
+    if others:
+        kind = "a language model" if api == OPENAI else "bundles"
+        raise ValueError(
+            f"--{others[0].replace('_', '-')} must be left out for {kind}, got it for "
+            f"PATH={args.path!r}; leave it out, or type --api for the other kind"
+        )
+
+
+def _serve_model(args: argparse.Namespace, path: Path) -> int:
+    from dovetail_infer.server import run as serve
+    from dovetail_serve.command.serve import raise_descriptor_limit
+    from dovetail_stack.model_directory import locate
+    from dovetail_stack.recipes.engine import engine
+    from dovetail_stack.recipes.record_options import Dialogue
+    from dovetail_stack.recipes.serving import application
+
+    directory = locate(path)
+    name = args.name or path.resolve().name
+    logging.getLogger("dovetail_infer").setLevel(logging.INFO)
+    raise_descriptor_limit()
+    with engine(directory, max_rows=args.max_rows, max_length=args.max_length) as opened:
+        served = application(
+            opened,
+            directory,
+            name=name,
+            dialogue=Dialogue(template=args.template, date=args.date),
+            api_keys=[] if args.token_file is None else keys_of(Path(args.token_file)),
+            max_body=args.max_body,
+        )
+        say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
+        programs = opened.warmup()
+        say(f"{len(programs)} programs are compiled")
+        serve(served, host=args.host, port=args.http, grace_s=int(args.grace_s))
+    return DONE
+
+
+def keys_of(file: Path) -> list[str]:
+    """Returns the keys of a file, one in a line."""
+    keys = file.read_text(encoding="utf-8").split()
+    if not keys:
+        raise ValueError(
+            f"a file of keys must have one in a line, got an empty {str(file)!r}: write one from "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+    return keys

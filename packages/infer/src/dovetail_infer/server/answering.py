@@ -31,7 +31,15 @@ Chat = Callable[[Sequence[dict[str, Any]]], Sequence[int]]
 
 
 class Answering:
-    """Completions, chat completions, and the tokens of texts. See `app` for the arguments.
+    """Completions, chat completions, and the tokens of texts.
+
+    Args:
+        engine: As for `app`, as are all others.
+        name: An attribute.
+        tokenizer: That of the engine.
+        chat: Ids of a conversation, or None.
+        defaults: Options that a request does not name.
+        max_body: Largest body in bytes.
 
     Attributes:
         name: The name that requests must say.
@@ -210,5 +218,11 @@ class Answering:
 def json_response(
     values: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns a response with a JSON value."""
+    """Returns a response with a JSON value.
+
+    Args:
+        values: The value.
+        status: Status of the response.
+        headers: More headers.
+    """
     return Response(orjson.dumps(values), status, headers, media_type="application/json")

@@ -107,7 +107,13 @@ class Fields:
             )
 
     def wrong(self, name: str, must: str, value: Any) -> ApiError:
-        """Returns the error of a field with a wrong value."""
+        """Returns the error of a field with a wrong value.
+
+        Args:
+            name: The field.
+            must: What it must be.
+            value: What came.
+        """
         name = self.name(name)
         return ApiError(
             f"{name} must be {must}, got {shown(value)}; correct it or leave it out", param=name

@@ -19,7 +19,7 @@ _PREFIX = "dovetail_infer"
 
 
 class Metrics:
-    """What a server counts.
+    """Counts and times of a server.
 
     Attributes:
         responses: Responses by route and status; 499 for a client that went away.

@@ -125,7 +125,16 @@ def completion(body: Any, *, model: str, defaults: Sampling) -> Request:
 
 
 def chat(body: Any, *, model: str, defaults: Sampling) -> Request:
-    """Reads the body of a chat completion. Arguments and errors are those of `completion`."""
+    """Reads the body of a chat completion.
+
+    Args:
+        body: The JSON value.
+        model: The name that the server answers to.
+        defaults: Options of a request that does not name them.
+
+    Raises:
+        ApiError: As in `completion`.
+    """
     fields = Fields(body)
     take_model(fields, model, required=True)
     wants = fields.take("logprobs", "a boolean", False)
@@ -171,8 +180,9 @@ def _message(fields: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
         raise fields.wrong("role", f"one of {', '.join(_ROLES)}", value.get("role"))
     content = fields.take("content", "a string or an array")
     if isinstance(content, list):
-        parts = [Fields(part, f"{fields.name('content')}[{i}]") for i, part in enumerate(content)]
-        content = "".join(map(_text_of, parts))
+        path = fields.name("content")
+        texts = [_text_of(Fields(item, f"{path}[{i}]")) for i, item in enumerate(content)]
+        content = "".join(texts)
     tool_calls = fields.items("tool_calls", "an object")
     if content is None and not (role == "assistant" and tool_calls):
         raise fields.wrong("content", "a string or an array of text parts", None)
@@ -186,14 +196,14 @@ def _message(fields: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": content, **others, **calls}
 
 
-def _text_of(part: Fields) -> str:
-    kind = part.take("type", "a string")
+def _text_of(fields: Fields) -> str:
+    kind = fields.take("type", "a string")
     if kind != "text":
-        raise part.wrong("type", "'text', the only kind that this server reads", kind)
-    text = part.take("text", "a string")
+        raise fields.wrong("type", "'text', the only kind that this server reads", kind)
+    text = fields.take("text", "a string")
     if text is None:
-        raise part.wrong("text", "a string", None)
-    part.end()
+        raise fields.wrong("text", "a string", None)
+    fields.end()
     return text
 
 

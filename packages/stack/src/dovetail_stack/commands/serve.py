@@ -65,7 +65,13 @@ def is_model(path: Path) -> bool:
 
 
 def check(args: argparse.Namespace, known: set[str], api: str) -> None:
-    """Refuses options of the other kind of a server."""
+    """Refuses options of the other kind of a server.
+
+    Args:
+        args: The command line.
+        known: Options of this kind.
+        api: This kind.
+    """
     if api == BUNDLES:
         others = [n for n in _OF_MODELS if getattr(args, n) != args.parser.get_default(n)]
     else:

@@ -28,6 +28,9 @@ def run(tmp_path):
         for step, loss in ((2, 0.5), (3, math.nan)):
             launch.write(step, {"loss": loss})
         launch.write(4, {"eval/loss": 0.25})
+        launch.write_text(4, "sample", "once upon a time")
+        launch.write_image(4, "digit", np.zeros((2, 3), np.uint8))
+        launch.write_histogram(4, "weights", [0.0, 1.0, 1.0, 4.0], bins=2)
     made.tag("baseline")
     return made
 
@@ -45,6 +48,9 @@ def test_tensorboard_shows_the_curves_with_their_times(run, tmp_path):
     assert [point.wall_time for point in points] == curve.times_s.tolist()
     text = shown.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| rate | 0.1 |" in text
+    assert shown.Tags()["images"] == ["digit"]
+    assert shown.Tags()["histograms"] == ["weights"]
+    assert [event.step for event in shown.Tensors("sample/text_summary")] == [4]
 
 
 def test_wandb_has_settings_tags_and_a_row_for_each_step(run, tmp_path, monkeypatch):
@@ -70,5 +76,9 @@ def test_wandb_has_settings_tags_and_a_row_for_each_step(run, tmp_path, monkeypa
     assert [rows[step]["loss"] for step in range(3)] == [9.0, 8.0, 0.5]
     assert math.isnan(float(rows[3]["loss"]))
     assert rows[4]["eval/loss"] == 0.25
+    assert rows[4]["text/sample/_type"] == "html-file"
+    assert rows[4]["image/digit/_type"] == "image-file"
+    assert rows[4]["histogram/weights/values"] == [3, 1]
+    assert rows[4]["histogram/weights/bins"] == [0, 2, 4]
     times = run.metrics.curve("loss").times_s.tolist()
     assert [rows[step]["_timestamp"] for step in range(4)] == pytest.approx(times, abs=1e-3)

@@ -99,7 +99,7 @@ def _watch(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    """Copy the scalars of a run for TensorBoard, or as an offline run of W&B."""
+    """Copy the scalars and media of a run for TensorBoard, or as an offline run of W&B."""
     _add_run(parser)
     parser.add_argument("--to", choices=FORMATS, required=True, help="the other program")
     parser.add_argument(

@@ -4,11 +4,12 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _SHOWN = 60  # characters of a damaged line
 
 
@@ -37,22 +38,34 @@ def append(path: Path, event: Mapping[str, Any]) -> None:
 def read(path: Path, *, unix: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the events of a file in order, and a message for each damaged line.
 
-    A file that is missing has no events. An incomplete last line is left out: its writer was
-    killed, or is about to complete it.
-
     Args:
         path: The file.
         unix: Whether its times are Unix times, in place of ISO 8601.
     """
+    time = (int, float) if unix else (str,)
+    return read_lines(path, lambda line: _event(line, time), "event of a run")
+
+
+def read_lines(path: Path, parse: Callable[[Any], T], what: str) -> tuple[list[T], list[str]]:
+    """Returns the lines of a file in order, and a message for each damaged one.
+
+    A file that is missing has no lines. An incomplete last line is left out: its writer was killed,
+    or is about to complete it.
+
+    Args:
+        path: The file.
+        parse: Receives the JSON value of a line. It raises ValueError, KeyError or TypeError if the
+            line is damaged.
+        what: Name of a line in messages.
+    """
     data = path.read_bytes() if path.is_file() else b""
-    events, damage = [], []
+    lines, damage = [], []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
-        event = _parsed(line, (int, float) if unix else (str,))
-        if event is None:
-            damage.append(f"{path.name}:{number}: no event of a run: {excerpt(line)}")
-        else:
-            events.append(event)
-    return events, damage
+        try:
+            lines.append(parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            damage.append(f"{path.name}:{number}: no {what}: {excerpt(line)}")
+    return lines, damage
 
 
 def excerpt(line: bytes) -> str:
@@ -60,11 +73,7 @@ def excerpt(line: bytes) -> str:
     return repr(line.removesuffix(b"\n")[:_SHOWN].decode(errors="replace"))
 
 
-def _parsed(line: bytes, time: tuple[type, ...]) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(event, dict) or type(event.get("event")) is not str:
-        return None
-    return event if isinstance(event.get("time"), time) else None
+def _event(event: Any, time: tuple[type, ...]) -> dict[str, Any]:
+    if type(event["event"]) is not str or not isinstance(event["time"], time):
+        raise TypeError(event)
+    return event

@@ -8,6 +8,7 @@ its lock is free.
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -191,7 +192,7 @@ def beginning(
         "time": now(),
         "command": shlex.join(sys.orig_argv if command is None else command),
         "host": machine.host(),
-        "cores": machine.cores(),
+        "cores": os.cpu_count(),
         "devices": None if devices is None else dict(devices),
         "seeds": dict(seeds),
         "versions": machine.versions(),

@@ -33,11 +33,6 @@ def host() -> str:
     return platform.node()
 
 
-def cores() -> int | None:
-    """Returns the number of cores of this machine; None if it is not known."""
-    return os.cpu_count()
-
-
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the installed libraries that compute.
 

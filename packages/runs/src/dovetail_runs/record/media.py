@@ -7,7 +7,6 @@ The pixels of an image are a PNG file beside it, named by its digest, written be
 
 import hashlib
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from dovetail_runs.events import excerpt
+from dovetail_runs.events import read_lines
 
 FILE, FOLDER = "media.jsonl", "media"
 BINS = 30
@@ -154,17 +153,10 @@ def read_media(run: Path) -> tuple[list[Medium], list[str]]:
     Args:
         run: Folder of the run.
     """
-    path = run / FILE
-    data = path.read_bytes() if path.is_file() else b""
-    media: dict[tuple[str, int, type], Medium] = {}
-    damage = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
-        try:
-            medium = _parsed(json.loads(line), run)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            damage.append(f"{FILE}:{number}: no text, image or histogram: {excerpt(line)}")
-        else:
-            media[medium.name, medium.step, type(medium)] = medium
+    lines, damage = read_lines(
+        run / FILE, lambda line: _parsed(line, run), "text, image or histogram"
+    )
+    media = {(medium.name, medium.step, type(medium)): medium for medium in lines}
     return sorted(media.values(), key=lambda medium: medium.step), damage
 
 

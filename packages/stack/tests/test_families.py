@@ -28,6 +28,7 @@ NAMES = decoders()
 TRAINED = [
     pytest.param(name, marks=() if name in USUAL else pytest.mark.slow, id=name) for name in NAMES
 ]
+FILE = Shape(config="config.json")  # its keys are passed
 
 
 def tiny(name, **sizes):
@@ -40,7 +41,7 @@ def test_a_config_json_can_say_the_model(name, depth):
     shape = Shape(family=name, embed=16, depth=depth, heads=2)
     config = families.config_for(shape, Bytes(), length=32, vocab_size=300)
     keys = json.loads(json.dumps(describe(config)))
-    again = families.described(keys, vocab_size=300, length=32)
+    again = families.config_of(FILE, vocab_size=300, length=32, keys=keys)
     assert again == config
     assert (config.vocab_size, config.embed, len(config.layers)) == (300, 16, depth)
     assert (config.tie, config.max_length) == (True, 32)
@@ -163,7 +164,7 @@ def test_an_encoder_is_refused():
 
     keys = describe(bert(vocab_size=30, embed=8, depth=1, heads=2, mlp=8, max_length=16))
     with pytest.raises(ValueError, match=r"model_type='bert', an encoder, .* pass that of one of"):
-        families.described(keys, vocab_size=300, length=8)
+        families.config_of(FILE, vocab_size=300, length=8, keys=keys)
 
 
 def test_experts_divide_among_their_devices():

@@ -67,7 +67,7 @@ def with_keys(run: S) -> S:
 
 def checked(run: T) -> T:
     """Returns the settings of a new run with the names of files without text."""
-    selection, _ = _split(run)
+    selection, _ = split(run)
     if selection.counts:
         print(f"{selection} below {run.files.text}", file=sys.stderr, flush=True)
     return dataclasses.replace(run, skipped=selection.skipped)
@@ -164,7 +164,7 @@ def _opened(run: Continue | Distil) -> tuple[Path, Config, Pretrained]:
     return directory, config, tokenizer
 
 
-def _split(run: FromText) -> tuple[TextSelection, tuple[list[Path], list[Path]]]:
+def split(run: FromText) -> tuple[TextSelection, tuple[list[Path], list[Path]]]:
     """Returns the files of a run, and those to train on and to hold out.
 
     Only a new run reads all of them.
@@ -183,7 +183,7 @@ def _prepared(run: FromText, write: Any, out: Path, **options: Any) -> Prepared:
 
 
 def _written(run: FromText, write: Any, out: Path, **options: Any) -> Prepared:
-    _, (train, held_out) = _split(run)
+    _, (train, held_out) = split(run)
     counts = f"{len(train)} files to train on, {len(held_out)} held out"
     print(f"{counts}, from {run.files.text}", file=sys.stderr, flush=True)
     with Writing() as writing:

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from dovetail_data import Corpus, Pretrained, hold_out_files, pack, select_text, show
+from dovetail_data import Corpus, Pretrained, pack, show
 from dovetail_infer import Engine, Sampling
 from dovetail_models import load, size
 from dovetail_runs import Run, Section, page
@@ -31,6 +31,7 @@ from dovetail_stack.recipes.engine import engine
 from dovetail_stack.recipes.evaluation import bits_per_byte
 from dovetail_stack.recipes.options import Duration, Files
 from dovetail_stack.settings import Pretrain
+from dovetail_stack.text_jobs import split
 
 PROMPTS = ("def read_", "class ", "    for i in range(")
 SAMPLING = Sampling(max_tokens=64, temperature=0.7, top_p=0.9, seed=0)
@@ -74,7 +75,8 @@ def quickstart(files: Files, out: Path, *, duration: Duration) -> dict[str, Any]
     print("\nJudging it by the held-out files.", flush=True)
     length = run.training.length
     bits = bits_per_byte(model, Corpus(out / "held_out"), length=length, stride=length // 2)
-    compressed = compressors(_held_out_bytes(run))
+    _, (_, held_out) = split(run)
+    compressed = compressors(b"".join(file.read_bytes() for file in held_out))
     with engine(model, tokenizer=tokenizer, max_rows=1) as opened:
         samples = [f"{prompt}{_show(opened, prompt)}" for prompt in PROMPTS]
     metrics = Run(out).metrics
@@ -112,13 +114,6 @@ def _settings(out: Path) -> Pretrain:
             f"{run.recipe}: name another --out"
         )
     return run
-
-
-def _held_out_bytes(run: Pretrain) -> bytes:
-    files, root = run.files, Path(run.files.text)
-    paths = select_text(root, pattern=files.pattern, skip=files.skip).files
-    _, held_out = hold_out_files(paths, root=root, share=files.held_out)
-    return b"".join(file.read_bytes() for file in held_out)
 
 
 def _show(engine: Engine, prompt: str) -> str:

@@ -51,7 +51,19 @@ def config_of(
     if shape.config is None:
         return _sizes(shape).config(vocab_size=vocab_size, max_length=length)
     keys = read_keys(shape.config) if keys is None else keys
-    return described(keys, vocab_size=vocab_size, length=length)
+    config = parse({**keys, "vocab_size": vocab_size})
+    if not isinstance(config, Config):
+        raise ValueError(
+            f"a language model is a decoder, got a config.json with model_type="
+            f"{keys['model_type']!r}, an encoder, which predicts no next token: pass that of one "
+            f"of {', '.join(decoders())}"
+        )
+    if length > config.max_length:
+        raise ValueError(
+            f"rows must fit the {config.max_length} positions that the config.json names, got "
+            f"length={length}: pass length={config.max_length}, or edit a copy of the file"
+        )
+    return config
 
 
 def config_for(
@@ -108,32 +120,6 @@ def read_keys(path: str | Path) -> dict[str, Any]:
             f"({error}): pass --config the file that transformers writes, or its directory"
         ) from error
     return keys
-
-
-def described(keys: Mapping[str, Any], *, vocab_size: int, length: int) -> Config:
-    """Returns the configuration of a config.json with another vocabulary.
-
-    Args:
-        keys: Its keys.
-        vocab_size: Rows of the embedding, instead of the file's.
-        length: Length of the training rows.
-
-    Raises:
-        ValueError: The file describes no decoder, or fewer positions than `length`.
-    """
-    config = parse({**keys, "vocab_size": vocab_size})
-    if not isinstance(config, Config):
-        raise ValueError(
-            f"a language model is a decoder, got a config.json with model_type="
-            f"{keys['model_type']!r}, an encoder, which predicts no next token: pass that of one "
-            f"of {', '.join(decoders())}"
-        )
-    if length > config.max_length:
-        raise ValueError(
-            f"rows must fit the {config.max_length} positions that the config.json names, got "
-            f"length={length}: pass length={config.max_length}, or edit a copy of the file"
-        )
-    return config
 
 
 def is_mixture(config: Config) -> bool:

@@ -54,6 +54,16 @@ def template_name(text: str) -> str:
     return text if text == CHATML else absolute(text)
 
 
+def _needs(values: Any, name: str, what: str, **other: int) -> None:
+    """Raises ValueError if `name` is set and the other field is 0; `other` has a good value."""
+    ((needed, example),) = other.items()
+    if getattr(values, name) and not getattr(values, needed):
+        raise ValueError(
+            f"{name} must have {what}, got {name}={getattr(values, name)}, {needed}=0: pass "
+            f"{needed}={example}, or leave {name}= out"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """The model to train on."""
@@ -116,11 +126,7 @@ class SourceMonitoring(TextMonitoring):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.directory_sampling and not self.samples:
-            raise ValueError(
-                "directory_sampling must have samples to draw, got directory_sampling=True, "
-                "samples=0: pass samples=100, or leave directory_sampling= out"
-            )
+        _needs(self, "directory_sampling", "samples to draw", samples=100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,16 +208,8 @@ class Answers(Monitoring):
         super().__post_init__()
         at_least(self, 0, "samples", "prompts")
         at_least(self, 1, "answer_tokens")
-        if self.samples and not self.prompts:
-            raise ValueError(
-                f"samples must have prompts to answer, got samples={self.samples}, prompts=0: "
-                "pass prompts=4, or leave samples= out"
-            )
-        if self.directory_sampling and not self.prompts:
-            raise ValueError(
-                "directory_sampling must have prompts to answer, got directory_sampling=True, "
-                "prompts=0: pass prompts=4, or leave directory_sampling= out"
-            )
+        _needs(self, "samples", "prompts to answer", prompts=4)
+        _needs(self, "directory_sampling", "prompts to answer", prompts=4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +225,7 @@ class Adapting(Tuning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.quantize and not self.lora_rank:
-            raise ValueError(
-                f"quantize must have adapters to train, got quantize={self.quantize}, lora_rank=0: "
-                "pass lora_rank=16, or leave quantize= out"
-            )
+        _needs(self, "quantize", "adapters to train", lora_rank=16)
 
 
 _GUARD = "skip a step if its loss or gradient norm exceeds the median by so many deviations; 0: "

@@ -16,9 +16,8 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import cleandoc
 from typing import Any, NoReturn
 
@@ -32,8 +31,6 @@ EXIT_CODES = """exit codes:
   130  interrupted"""
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)")
-_WIDTH = 100  # the most columns of a help
-_NOT_WITHIN = r"(?<![\w.'\"/-])"
 _PATHS = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -43,19 +40,6 @@ class Refusal(SystemExit):
     def __init__(self, message: str) -> None:
         super().__init__(USAGE)
         self.message = message
-
-
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Lines of at most 100 columns; N stands for a whole number, X for another."""
-
-    def __init__(self, prog: str, **options: Any) -> None:
-        width = min(_WIDTH, shutil.get_terminal_size().columns - 2)
-        super().__init__(prog, **{"width": width, **options})
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        known = {int: "N", float: "X"}
-        default = super()._get_default_metavar_for_optional
-        return known.get(action.type) or default(action)  # pyright: ignore[reportArgumentType]
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,7 +53,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        defaults = {"epilog": EXIT_CODES, "formatter_class": Help, "allow_abbrev": False}
+        form = argparse.RawDescriptionHelpFormatter
+        defaults = {"epilog": EXIT_CODES, "formatter_class": form, "allow_abbrev": False}
         super().__init__(**{**defaults, **options})
         self.words: dict[str, str] = {}
         self.set_defaults(parser=self)
@@ -134,24 +119,29 @@ class Parser(argparse.ArgumentParser):
     def as_typed(self, message: str) -> str:
         """Returns `message` with options for Python arguments, and without control characters.
 
-        If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`,
-        `name must` and a name with an underscore become `--name`. An option of several values has
-        them one after the other: `name=(1, 8)` becomes `--name 1 8`, or `--name 1 --name 8` for an
-        option that is repeated.
+        If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`, a
+        sentence of `name must` and a name with an underscore become `--name`. Several values
+        follow one another: `name=(1, 8)` becomes `--name 1 8`.
         """
-        words = {a.dest: word for a in self._actions if (word := _word(a))} | self.words
-        options = {name: word for name, word in words.items() if word[0] == "-"}
-        long = {name: word for name, word in options.items() if "_" in name}
-        message = _replaced(message, words, _NOT_WITHIN, r"=None\b", "no {}")
-        message = _replaced(message, words, _NOT_WITHIN, r"=(?=[\s,;)]|$)", "{}")
-        message = _replaced(message, words, _NOT_WITHIN, "=", "{} ")
-        message = _replaced(message, options, r"(?:^|(?<=[.:;] ))", "(?= must )", "{}")
-        message = _replaced(message, long, _NOT_WITHIN, r"(?![\w=.(-])", "{}")
+        words = {action.dest: _word(action) for action in self._actions} | self.words
+
+        def typed(match: re.Match[str]) -> str:
+            (name, end), after = match.groups(), message[match.end() :]
+            word, before = words[name], message[: match.start()]
+            begins = after.startswith(" must ") and re.search(r"(^|[.:;] )$", before)
+            if not word or (not end and (word[0] != "-" or not ("_" in name or begins))):
+                return match[0]
+            has_value = end == "=" and re.match(r"[^\s,;)]", after)
+            return f"no {word}" if end == "=None" else f"{word} " if has_value else word
+
+        names = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+        ends = r"(=None\b|=|(?= must )|(?![\w=.(-]))"
+        text = re.sub(rf"(?<![\w.'\"/-])({names}){ends}", typed, message)
         for action in self._actions:
             repeated = isinstance(action, argparse._AppendAction)
-            if action.dest in options and (repeated or action.nargs in ("+", "*")):
-                message = _listed(message, options[action.dest], repeated)
-        return "\n".join(map(printable, message.split("\n")))
+            if words[action.dest][:1] == "-" and (repeated or action.nargs in ("+", "*")):
+                text = _listed(text, words[action.dest], repeated)
+        return "\n".join(map(printable, text.split("\n")))
 
 
 def similar(word: str, known: Sequence[str]) -> str | None:
@@ -164,15 +154,8 @@ def similar(word: str, known: Sequence[str]) -> str | None:
 
 def _word(action: argparse.Action) -> str:
     """Returns an option, or the word of another argument in the usage."""
-    words = list(action.option_strings)
-    if not words and isinstance(action.metavar, str) and action.nargs != argparse.PARSER:
-        words.append(action.metavar)
-    return words[-1] if words else ""
-
-
-def _replaced(message: str, words: Mapping[str, str], before: str, after: str, form: str) -> str:
-    names = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or "(?!)"
-    return re.sub(f"{before}({names}){after}", lambda m: form.format(words[m[1]]), message)
+    word = [action.metavar, *action.option_strings][-1]
+    return word if isinstance(word, str) and action.nargs != argparse.PARSER else ""
 
 
 def _listed(message: str, option: str, repeated: bool) -> str:
@@ -187,10 +170,7 @@ def _listed(message: str, option: str, repeated: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns `text` in one line with visible symbols for its control characters.
-
-    Texts from elsewhere, such as names of files, then neither move the cursor nor forge lines.
-    """
+    """Returns `text` with symbols for control characters: a file's name then forges no line."""
     symbols = {c: f"⟨U+{ord(c):04X}⟩" for c in set(text) if not c.isprintable()}
     symbols |= {c: chr(0x2400 + ord(c)) for c in symbols if c < " "}
     return text.translate(str.maketrans(symbols | {"\x7f": "\u2421"}))
@@ -240,21 +220,13 @@ def answering(args: argparse.Namespace) -> Iterator[None]:
         for noisy in ("absl", "asyncio"):
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
-        with _answered(args):
-            yield
+        yield
         sys.stdout.flush()
+        return
     except BrokenPipeError:  # `... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
         args.code = FAILED
-
-
-@contextlib.contextmanager
-def _answered(args: argparse.Namespace) -> Iterator[None]:
-    try:
-        yield
         return
-    except BrokenPipeError:
-        raise
     except Refusal as refusal:
         _print_object(args.argv, refusal.message, USAGE)
         raise

@@ -30,9 +30,7 @@ The command `python -m dovetail_runs` lists, shows, compares, watches, exports, 
 """
 
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from dovetail_runs._suggestions import public_names as _public_names
 from dovetail_runs.compare import Comparison, compare
 from dovetail_runs.damaged import DamagedRun
 from dovetail_runs.export import export
@@ -91,5 +89,6 @@ __all__ = [  # noqa: RUF022, by topic
 
 __version__ = _version("dovetail-runs")
 
-if not _TYPE_CHECKING:  # a type checker would accept every name
-    __getattr__, __dir__ = _public_names(__name__, __all__)
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})

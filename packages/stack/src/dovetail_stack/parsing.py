@@ -5,13 +5,15 @@
 import argparse
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dovetail_stack import _command
-from dovetail_stack._command import CHOICE, Help, similar
+from dovetail_stack._command import CHOICE, similar
 from dovetail_stack.words import ANSWERS, MEANINGS
 
+_WIDTH = 100  # the most columns of a help
 _NUMBER = re.compile(r"-\.?\d")
 _KINDS = {"int": "a whole number", "float": "a number"}
 # Refusals of argparse, in the manner of ours.
@@ -31,8 +33,17 @@ _REWORDED = (
 )
 
 
-class _Help(Help):
-    """The words of an argument, for a usage."""
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Lines of at most 100 columns; N stands for a whole number, X for another."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        width = min(_WIDTH, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, **{"width": width, **options})
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        known = {int: "N", float: "X"}
+        default = super()._get_default_metavar_for_optional
+        return known.get(action.type) or default(action)  # pyright: ignore[reportArgumentType]
 
     def word(self, action: argparse.Action) -> str:
         """Returns an argument as it is typed, with its value."""

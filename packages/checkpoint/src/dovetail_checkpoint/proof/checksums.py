@@ -36,7 +36,6 @@ _BLOCK_BYTES = 4 << 20
 _THREADS = 8  # at most, each with one block: beyond that a disk or the memory is the limit
 # Files from this size on have a digest too; SHA-256 takes half a millisecond for smaller ones.
 _LARGE_BYTES = 1 << 20
-_COVER = re.compile(r"# checksum ([0-9a-f]{64})")
 _FILE = re.compile(r"([0-9a-f]{64})  (.+)")
 _DIGEST = re.compile(r"# fmix32-pair ([0-9a-f]{16}) (0|[1-9][0-9]*)")
 

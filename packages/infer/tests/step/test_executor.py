@@ -136,6 +136,22 @@ def test_all_sizes_of_programs_agree():
 
 
 @pytest.mark.thorough
+def test_no_program_copies_the_pages_of_a_layer():
+    """XLA made the write of a program with one row a copy of the pages."""
+    layout = discover(_model(), max_length=LIMIT)
+    # A pool of more bytes than all logits, weights and keys that a step reads.
+    groups = tuple(Group(window=window, pages=2**13) for window in layout.windows)
+    limits = Limits(page_size=4, step_tokens=16, max_rows=ROWS, max_length=LIMIT, groups=groups)
+    executor = Executor(
+        _model(), operations=reference, layout=layout, limits=limits, max_logprobs=4
+    )
+    least = min(pool.nbytes for pool in executor._state.pools)
+    programs = executor.compile(threads=2)
+    assert {program.bucket.tokens for program in programs} >= {1, 2, ROWS, 16}
+    assert max(program.bytes for program in programs) < least / 4
+
+
+@pytest.mark.thorough
 @pytest.mark.capability("steps of the engine", on="cuda")
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_the_programs_of_a_gpu_agree(temperature, monkeypatch):

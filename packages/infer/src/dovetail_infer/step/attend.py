@@ -142,7 +142,7 @@ class PagedAttention:
         k = k[0].astype(pages.dtype)
         values = None if kv.value_width is not None else v[0].astype(pages.dtype)
         slots = self._slots(rows.tables[kv.group], pages.shape[2])
-        pages = self.operations.paged_write(pages, k, values, slots=slots)
+        pages = self._write(pages, k, values, slots)
         out = self.operations.paged_attention(
             q[0],
             pages,
@@ -157,6 +157,14 @@ class PagedAttention:
             invariant=self.invariant,
         )
         return out[None], dataclasses.replace(kv, array=pages)
+
+    def _write(self, pages: Any, k: Array, v: Array | None, slots: Array) -> Any:
+        if len(slots) == 1:
+            # XLA:CPU makes a scatter of one row a dynamic-update-slice, on a copy of the pages.
+            slots = jnp.pad(slots, (0, 1), constant_values=-1)
+            row = (0, 1), (0, 0), (0, 0)
+            k, v = jnp.pad(k, row), None if v is None else jnp.pad(v, row)
+        return self.operations.paged_write(pages, k, v, slots=slots)
 
     def _slots(self, table: Int[Array, "R C"], page_size: int) -> Int[Array, " N"]:
         """Returns the place of each row's token in the pages; -1 for padding."""

@@ -313,7 +313,8 @@ def _choose(
     log_mass = jnp.where(rows.temperature > 0, -jnp.log1p(cut / weight), 0)
     drawn = _Choice(
         tokens,
-        _at(warped, tokens) - jnp.log(weight),
+        # The distribution of a rule is its own.
+        jnp.where(rows.rules < 0, _at(warped, tokens) - jnp.log(weight), jnp.nan),
         log_mass,
         None if greedy.kept is None else _bits(kept),
     )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -46,22 +48,24 @@ def greedy(model: nnx.Module, ids: list[int], count: int) -> list[int]:
     return ids[-count:]
 
 
+def moved(base: models.Decoder, pattern: str, rank: int = 2, *, seed: int = 0) -> models.Decoder:
+    """The base with a random adapter. A new one changes nothing: its second half is zeros."""
+    adapted = lora.insert(base, pattern, rank=rank, alpha=16, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(seed)
+    state = nnx.state(adapted, nnx.LoRAParam)
+    random = {
+        path: x.replace(rng.normal(size=x.shape).astype("f4"))
+        for path, x in nnx.to_flat_state(state)
+    }
+    nnx.update(adapted, nnx.from_flat_state(random))
+    return adapted
+
+
 @pytest.mark.parameter("adapters", "adapter")
 @pytest.mark.parametrize("family", BASES)
 def test_each_request_has_its_own_adapter(family: str) -> None:
     base = models.init(BASES[family], seed=0)
-    rng = np.random.default_rng(0)
-    alone: list[nnx.Module] = []
-    for pattern in ("**.q", "**.v"):
-        adapted = lora.insert(base, pattern, rank=2, alpha=16, rngs=nnx.Rngs(0))
-        # A new adapter changes nothing: its second half is zeros.
-        state = nnx.state(adapted, nnx.LoRAParam)
-        moved = {
-            path: x.replace(rng.normal(size=x.shape).astype("f4"))
-            for path, x in nnx.to_flat_state(state)
-        }
-        nnx.update(adapted, nnx.from_flat_state(moved))
-        alone.append(adapted)
+    alone = [moved(base, pattern) for pattern in ("**.q", "**.v")]
     with Engine(lora.stack(base, alone), adapters=2, **ENGINE) as engine:
         chosen = [None, 0, 1, 1]
         options = [Sampling(max_tokens=6, temperature=0, adapter=a) for a in chosen]
@@ -73,8 +77,36 @@ def test_each_request_has_its_own_adapter(family: str) -> None:
             ]
             assert found == right
         assert len({tuple(x) for x in found[:3]}) == 3
-        with pytest.raises(ValueError, match="below the engine's 2 adapters, got adapter=2"):
+        with pytest.raises(ValueError, match=r"loaded adapters \(0, 1\), got adapter=2"):
             engine.generate(PROMPTS[:1], Sampling(adapter=2))
+
+
+@pytest.mark.capability("adapters of PEFT directories, loaded and unloaded while requests run")
+def test_a_directory_loads_into_a_running_engine(tmp_path: Path) -> None:
+    """A server begins with empty places of its largest rank, on all layers that it allows."""
+    base = models.init(BASES["llama"], seed=0)
+    empty = lora.insert(base, "**.{q,k,v,o}", rank=4, alpha=4, rngs=nnx.Rngs(0))
+    trained = [moved(base, "**.{q,v}"), moved(base, "**.{k,o}", 4, seed=1)]
+    for i, model in enumerate(trained):
+        lora.save_peft(model, tmp_path / str(i), base=None)
+    option = Sampling(max_tokens=6, temperature=0)
+    with Engine(lora.stack(base, [empty] * 2), adapters=2, **ENGINE) as engine:
+        for place in (0, 1):
+            engine.unload_adapter(place)
+        (plain,) = engine.generate(PROMPTS[:1], option)
+        compiled = engine.stats().compiled
+        ids = [engine.load_adapter(lora.stack(base, [tmp_path / str(i)])) for i in (0, 1)]
+        options = [dataclasses.replace(option, adapter=i) for i in (ids[0], ids[1], None)]
+        completions = engine.generate(PROMPTS[:3], options)
+        right = [greedy(lora.merge(model), PROMPTS[0], 6) for model in trained]
+        assert [c.tokens.tolist() for c in completions] == [*right, plain.tokens.tolist()]
+        assert len({tuple(c.tokens) for c in completions}) == 3
+        engine.unload_adapter(ids[0])
+        again = engine.load_adapter(stack := lora.stack(base, [trained[1]]))
+        engine.update_weights(stack, adapter=again)
+        (last,) = engine.generate(PROMPTS[:1], dataclasses.replace(option, adapter=again))
+        assert (last.tokens.tolist(), last.version) == (right[1], 1)
+        assert engine.stats().compiled == compiled
 
 
 @pytest.mark.parameter("record_experts")

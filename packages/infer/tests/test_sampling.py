@@ -33,6 +33,7 @@ GOOD = {
     "kept": [True, False],
     "rule": [None, max],
     "adapter": [None, 0],
+    "cache_salt": [None, "tenant"],
     "deadline_s": [None, 0.5, 10],
 }
 
@@ -89,6 +90,8 @@ BAD = [
     ("kept", "yes", "kept must be True or False, got kept='yes'. Use kept=True."),
     ("rule", 3, "rule must be a function of (warped logits, key), got rule=3. Pass the function"),
     ("adapter", -1, "an integer >= 0, or None, got adapter=-1. Use None for the base model."),
+    ("cache_salt", "", "at least one character, or None, got cache_salt=''. Use None for"),
+    ("cache_salt", 3, "cache_salt must be a text with at least one character, or None, got"),
     ("deadline_s", 0, "a number of seconds > 0, or None, got deadline_s=0. Use None for none."),
 ]
 
@@ -136,6 +139,7 @@ def test_good_values_are_kept_in_the_types_of_python(name: str) -> None:
     "kept",
     "rule",
     "adapter",
+    "cache_salt",
     "deadline_s",
     refuses=True,
 )

@@ -69,14 +69,15 @@ class Completion:
         tokens: Ids, with the stop id if one ended the request.
         logprobs: log softmax(logits) of each token.
         sampled_logprobs: Log-probability of each token in the distribution that it was drawn from.
-            0 at temperature 0.
+            0 at temperature 0. NaN with a `Sampling.rule`, whose distribution is not known.
         log_mass: Log of the probability that the filters kept, at the request's temperature. 0 at
             temperature 0, and without filters.
         finish_reason: "stop" (end-of-text, a stop id or a stop string), "length" (`max_tokens`, or
             the engine's `max_length`), "abort", "deadline" or "error".
         stop: The stop string or id that ended the request, or None.
         error: What failed, for "error".
-        versions: Version of the weights that produced each token.
+        versions: Version of the weights that produced each token: the number of the newest update
+            of the base or of the request's own adapter. Updates of other adapters do not count.
         seed: Seed of the draws. The same request with it has the same tokens.
         prompt_tokens: Number of tokens of the prompt.
         cached_tokens: Number of them found in the prefix cache.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import numbers
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -18,8 +18,11 @@ from jaxtyping import DTypeLike, Float32
 
 from dovetail_infer import _elsewhere, reference
 from dovetail_infer.completion import Completion
+from dovetail_infer.run.adapters import Adapters
+from dovetail_infer.run.arguments import check_model, check_sizes
 from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt
+from dovetail_infer.run.recorder import Event, Recorder
 from dovetail_infer.run.steps import Steps
 from dovetail_infer.run.stream import Stream
 from dovetail_infer.run.submission import Submission, end_ids
@@ -29,12 +32,10 @@ from dovetail_infer.schedule.scheduler import Scheduler
 from dovetail_infer.stats import Stats
 from dovetail_infer.step.executor import Executor, Program
 from dovetail_infer.step.layout import discover
-from dovetail_infer.step.memory import Fit, fits
+from dovetail_infer.step.memory import DEFAULT_LENGTH, fit_default
 from dovetail_infer.types import Decoder, Operations, Tokenizer
 
 _log = logging.getLogger(__name__)
-DEFAULT_LENGTH = 4096
-Event = dict[str, Any]
 
 
 @_elsewhere.engine
@@ -65,7 +66,8 @@ class Engine:
         max_logprobs: Largest `Sampling.logprobs` and `Sampling.prompt_logprobs`.
         record_experts: Return the experts of each token, for a mixture. The prefix cache is then
             not read.
-        adapters: Number of LoRA adapters of a model of `dovetail_models.lora.stack`.
+        adapters: Number of LoRA adapters of a model of `dovetail_models.lora.stack`. They have the
+            ids 0 to `adapters` - 1, see `load_adapter`.
         invariant: On a CPU, give a request the same bits whatever else runs: alone or in company,
             for any chunks of its prompt, after preemptions, and from cached prefixes. All steps
             then have one size, so each costs as much as the largest. It holds for one machine,
@@ -118,13 +120,18 @@ class Engine:
     ):
         length = DEFAULT_LENGTH if max_length is None else max_length
         sizes = {"page_size": page_size, "step_tokens": step_tokens, "max_rows": max_rows}
-        _check_sizes(**sizes, max_length=length, max_queue=max_queue)
-        _check_sizes(least=0, max_logprobs=max_logprobs, adapters=adapters)
-        _check_model(model)
-        features: dict[str, Any] = {"record_experts": record_experts, "adapters": adapters}
-        layout = discover(model, max_length=length, kv_dtype=kv_dtype, **features)
+        check_sizes(**sizes, max_length=length, max_queue=max_queue)
+        check_sizes(least=0, max_logprobs=max_logprobs, adapters=adapters)
+        check_model(model)
+        layout = discover(
+            model,
+            max_length=length,
+            kv_dtype=kv_dtype,
+            record_experts=record_experts,
+            adapters=adapters,
+        )
         ends = end_ids(eos_ids, tokenizer=tokenizer, vocab_size=layout.vocab_size)
-        fit = _fit(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
+        fit = fit_default(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
         _log.info("memory of the engine:\n%s", fit)
         sizes["step_tokens"] = min(step_tokens, max_rows * fit.max_length)
         limits = Limits(
@@ -139,8 +146,11 @@ class Engine:
             adapters=adapters,
             invariant=invariant,
         )
-        scheduler = Scheduler(limits, record=None if events is None else _Recorder(events))
-        steps = Steps(scheduler, executor, record_experts=record_experts, overlap=overlap)
+        scheduler = Scheduler(limits, record=None if events is None else Recorder(events))
+        loaded = Adapters(adapters)
+        steps = Steps(
+            scheduler, executor, adapters=loaded, record_experts=record_experts, overlap=overlap
+        )
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
         self._executor, self._steps = executor, steps
         self._loop = Loop(steps, max_queue=max_queue)
@@ -152,7 +162,8 @@ class Engine:
             vocab_size=layout.vocab_size,
             max_length=fit.max_length,
             max_logprobs=max_logprobs,
-            **features,
+            adapters=loaded,
+            record_experts=record_experts,
         )
 
     def warmup(self) -> list[Program]:
@@ -281,21 +292,68 @@ class Engine:
         return self._submission.stream(ids, option, engine=self)
 
     @_elsewhere.update_weights
-    def update_weights(self, params: Any, *, version: int | None = None) -> None:
+    def update_weights(
+        self, params: Any, *, version: int | None = None, adapter: int | None = None
+    ) -> None:
         """Replaces weights between two steps.
 
-        The arrays are copied, so a training step may donate them afterwards. Cached prefixes are
-        forgotten. Running requests go on with the new weights from the tokens that they have.
+        The arrays are copied, so a training step may donate them afterwards. Requests that run with
+        them go on with the new weights from the tokens that they have, and their cached prefixes
+        are forgotten. An update of one adapter leaves all other requests and prefixes alone.
 
         Args:
             params: A model, an `nnx.State`, nested dicts, or a dict by dotted names: all parameters
-                or a part, such as LoRA adapters or the leaves of quantized weights.
-            version: A number above that of the present weights, which begin with 0. None: the next.
+                or a part, such as LoRA adapters or the leaves of quantized weights. With `adapter`,
+                as for `load_adapter`.
+            version: A number above that of the present weights, which begin with 0: with `adapter`
+                above those of the base and of this adapter, else above all. None: the next.
+            adapter: Id of the adapter to replace. None: all that `params` has.
 
         Raises:
-            ValueError: A name, shape or version is wrong. The weights are unchanged then.
+            ValueError: A name, shape, version or id is wrong. The weights are unchanged then.
         """
-        self._loop.call(lambda: self._steps.update_weights(params, version=version))
+
+        def update() -> None:
+            self._check_adapter(adapter)
+            self._steps.update_weights(params, version=version, adapter=adapter)
+
+        self._loop.call(update)
+
+    def load_adapter(self, params: Any) -> int:
+        """Loads an adapter while requests run, into a place that `unload_adapter` freed.
+
+        Nothing is compiled for it, and no running request or cached prefix is touched.
+
+        Args:
+            params: A stack of the adapter alone, as `dovetail_models.lora.stack(base, [adapter])`
+                of a PEFT directory, or its arrays by dotted names. Its rank may be lower than that
+                of the engine's stack, and layers may lack it. Other arrays are not read.
+
+        Returns:
+            Its id for `Sampling.adapter`, which no other adapter had or will have.
+
+        Raises:
+            ValueError: No place is free, or the adapter does not fit. Nothing has changed then.
+        """
+        return self._loop.call(lambda: self._steps.load_adapter(params))
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Refuses an adapter to new requests, waits for those that have it, and frees its place.
+
+        Raises:
+            ValueError: No such adapter is loaded.
+            RuntimeError: The engine is paused while a request has the adapter.
+        """
+
+        def unload() -> threading.Event:
+            self._check_adapter(adapter)
+            return self._steps.unload_adapter(adapter)
+
+        self._loop.call(unload).wait()
+
+    def _check_adapter(self, adapter: int | None) -> None:
+        if adapter is not None:
+            self._submission.check(Sampling(adapter=adapter))
 
     def pause(self) -> None:
         """Waits for the step on the device, and starts no more until `resume`.
@@ -334,56 +392,3 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _Recorder:
-    """Hands events to a function of the user until it fails.
-
-    The scheduler calls it in the midst of its changes, which an exception would leave half done.
-
-    Args:
-        events: The function.
-    """
-
-    def __init__(self, events: Callable[[Event], None]):
-        self._events: Callable[[Event], None] | None = events
-
-    def __call__(self, event: Event) -> None:
-        if self._events is not None:
-            try:
-                self._events(event)
-            except Exception:
-                self._events = None
-                _log.exception("events failed at %r: no more come", event["event"])
-
-
-def _check_sizes(*, least: int = 1, **sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral):
-            raise TypeError(f"{name} must be an integer, got {name}={size!r}. Use the default.")
-        if size < least:
-            raise ValueError(
-                f"{name} must be at least {least}, got {name}={size}. Use the default."
-            )
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, Decoder):
-        raise TypeError(
-            "model must be a decoder with layers, features and head, got "
-            f"{type(model).__name__}. See dovetail_infer.Decoder."
-        )
-
-
-def _fit(model: Any, max_length: int | None, **sizes: Any) -> Fit:
-    """Returns the memory of an engine, of the largest default length that fits without one."""
-    if max_length is not None:
-        return fits(model, max_length=max_length, **sizes)
-    length = DEFAULT_LENGTH
-    while True:
-        try:
-            return fits(model, max_length=length, **sizes)
-        except ValueError:
-            if length <= sizes["page_size"]:
-                raise
-            length //= 2

@@ -56,7 +56,10 @@ class Sampling:
         kept: Return the ids that `top_k`, `top_p` and `min_p` kept at each step.
         rule: Draws in place of the engine: a pure, traceable function of the warped logits f32[V]
             (-inf is cut) and a key that returns a token id i32[]. A new function compiles once.
-        adapter: Index of a LoRA adapter, for an engine with `adapters`. None: the base model.
+            `Completion.sampled_logprobs` are then NaN: a rule does not tell its distribution.
+        adapter: Id of a LoRA adapter, for an engine with `adapters`. None: the base model.
+        cache_salt: Cached prefixes are shared only by requests with the same salt, so that neither
+            `cached_tokens` nor the time tells a tenant the prompts of others. None: no salt.
         deadline_s: Seconds from the call on, waiting included, after which the request ends with
             `finish_reason="deadline"`.
 
@@ -84,6 +87,7 @@ class Sampling:
     kept: bool = False
     rule: Rule | None = None
     adapter: int | None = None
+    cache_salt: str | None = None
     deadline_s: int | float | None = None
 
     def __post_init__(self) -> None:
@@ -109,6 +113,12 @@ class Sampling:
             raise ValueError(
                 f"min_tokens must be at most max_tokens, got min_tokens={self.min_tokens} and "
                 f"max_tokens={self.max_tokens}. Raise max_tokens."
+            )
+        salt = self.cache_salt
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise (ValueError if salt == "" else TypeError)(
+                f"cache_salt must be a text with at least one character, or None, got cache_salt="
+                f"{salt!r}. Use None for prefixes that all share."
             )
         if self.rule is not None and not callable(self.rule):
             raise TypeError(

@@ -129,7 +129,7 @@ def test_nothing_is_kept_without_steps() -> None:
     assert slots.kept_of([], top_k=None, vocab_size=70).bits.shape == (0, 3)
 
 
-ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": 2}
+ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": 2}
         (
             {"adapter": 2},
             {},
-            "adapter must be below the engine's 2 adapters, got adapter=2. Use None for the base",
+            "adapter must be one of the engine's loaded adapters (0, 1), got adapter=2. Use",
         ),
         (
             {"stop": ["END"]},

@@ -19,8 +19,8 @@ from typing import Any
 from dovetail_infer.sampling import Sampling, fold_seed
 
 PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
-# What JSON cannot say, or what would make results depend on the clock.
-_NOT_IN_FILES = ("rule", "adapter", "kept", "deadline_s")
+# What JSON cannot say, what changes no result, or what would make results depend on the clock.
+_NOT_IN_FILES = ("rule", "adapter", "cache_salt", "kept", "deadline_s")
 OPTIONS = tuple(f.name for f in dataclasses.fields(Sampling) if f.name not in _NOT_IN_FILES)
 _KEYS = (PROMPT, MESSAGES, TOOLS, *OPTIONS)
 

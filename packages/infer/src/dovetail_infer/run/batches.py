@@ -31,19 +31,20 @@ class Batches:
         # Length of a request from which its stop ids are allowed.
         self._unbanned_from = np.zeros(max_rows, np.int64)
 
-    def admit(self, slot: int, request: Request, *, rule: int) -> None:
+    def admit(self, slot: int, request: Request, *, rule: int, place: int) -> None:
         """Sets the options of a slot.
 
         Args:
             slot: The slot.
             request: The request that it belongs to from now on.
             rule: Index of its rule among the engine's, or -1.
+            place: Place of its adapter in the stack, or -1.
         """
         s = request.sampling
         row = row_options([s], seeds=[request.seed], outputs=[0], rules=[rule])
         for column, value in zip(self._options, row, strict=True):
             column[slot] = value[0]
-        self._adapters[slot] = -1 if s.adapter is None else s.adapter
+        self._adapters[slot] = place
         self._unbanned_from[slot] = request.scheduled.prompt_length + s.min_tokens
 
     def build(self, plan: Plan, requests: Mapping[int, Request], tables: np.ndarray) -> Batch:

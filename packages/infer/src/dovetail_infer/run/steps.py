@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import logging
 import numbers
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dovetail_infer.completion import FinishReason
+from dovetail_infer.run.adapters import Adapters
 from dovetail_infer.run.batches import Batches
 from dovetail_infer.run.request import Request
 from dovetail_infer.schedule.plan import Plan
@@ -41,12 +43,10 @@ class _Started(NamedTuple):
     Attributes:
         plan: Its plan.
         handle: Its results.
-        version: Version of the weights.
     """
 
     plan: Plan
     handle: Handle
-    version: int
 
 
 class Steps:
@@ -55,25 +55,31 @@ class Steps:
     Args:
         scheduler: Decides the steps.
         executor: Runs them.
+        adapters: The loaded adapters.
         record_experts: Whether every step returns the experts of its tokens.
         overlap: Read results one step late. False: at once.
 
     Attributes:
-        version: Version of the weights.
+        adapters: The loaded adapters, and the versions of all weights.
         finish_times: Values of `time.monotonic()` at which the last requests finished.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, record_experts: bool, overlap: bool
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        adapters: Adapters,
+        record_experts: bool,
+        overlap: bool,
     ):
-        self._scheduler, self._executor = scheduler, executor
+        self._scheduler, self._executor, self.adapters = scheduler, executor, adapters
         self._record_experts, self._overlap = record_experts, overlap
         self._batches = Batches(scheduler.limits.max_rows)
         self._changed_slots: set[int] = set()  # slots whose state on the device is not neutral
         self._requests: dict[int, Request] = {}
         self._started: _Started | None = None
         self._paused = self._asleep = False
-        self.version = 0
         self.finish_times: deque[float] = deque(maxlen=64)
         self._counters: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
@@ -101,8 +107,12 @@ class Steps:
 
     def add(self, request: Request) -> None:
         """Adds a request to the queue."""
+        adapter = request.sampling.adapter
+        if adapter is not None and adapter not in self.adapters:
+            self._deliver(request, "error", f"adapter {adapter} has been unloaded: load it again")
+            return
         self._requests[request.request_id] = request
-        request.scheduled.namespace = namespace(self.version, request.sampling.adapter)
+        request.scheduled.namespace = self._namespace(request)
         self._scheduler.add(request.scheduled)
 
     def advance(self) -> None:
@@ -165,6 +175,7 @@ class Steps:
         except Exception:
             _log.exception("the completion of request %d was not delivered", request.request_id)
         self._finished[reason] += 1
+        self._drop_unused(request.sampling.adapter)
 
     # Between two steps, after `settle`.
 
@@ -187,9 +198,12 @@ class Steps:
             self._asleep = False
         self._paused = False
 
-    def update_weights(self, params: Any, *, version: int | None = None) -> None:
-        """Replaces the weights. Running requests are computed again from their tokens."""
-        version = self.version + 1 if version is None else version
+    def update_weights(
+        self, params: Any, *, version: int | None = None, adapter: int | None = None
+    ) -> None:
+        """Replaces the weights, or one adapter. Requests with them are computed again."""
+        present = self.adapters.newest if adapter is None else self.adapters.version(adapter)
+        version = present + 1 if version is None else version
         if isinstance(version, bool) or not isinstance(version, numbers.Integral):
             raise TypeError(f"version must be an integer, got version={version!r}. Count updates.")
         if version > MAX_VERSION:
@@ -197,17 +211,49 @@ class Steps:
                 f"version must be an int32, at most {MAX_VERSION}, got version={version}. Count "
                 "updates."
             )
-        if version <= self.version:
+        if version <= present:
             raise ValueError(
-                f"version must be above that of the present weights, {self.version}, got "
+                f"version must be above that of the present weights, {present}, got "
                 f"version={version}. Count updates."
             )
-        self._executor.update_weights(params)
-        self.version = int(version)
-        self._forget()
-        for request in self._requests.values():
-            name = namespace(version, request.sampling.adapter)
-            self._scheduler.rename(request.request_id, name)
+        place = None if adapter is None else self.adapters.place(adapter)
+        self._executor.update_weights(params, place=place)
+        self.adapters.update(adapter, int(version))
+        requests = list(self._requests.values()) if adapter is None else self._with(adapter)
+        if adapter is None:
+            self._forget()
+        else:
+            self._scheduler.reset([request.request_id for request in requests])
+        for request in requests:
+            self._scheduler.rename(request.request_id, self._namespace(request))
+
+    def load_adapter(self, params: Any) -> int:
+        """Loads an adapter into a free place, and returns its id."""
+        place = self.adapters.free_place()
+        self._executor.update_weights(params, place=place)
+        return self.adapters.add(place)
+
+    def unload_adapter(self, adapter: int) -> threading.Event:
+        """Refuses an adapter to new requests. Returns the event that its last request has ended."""
+        running = len(self._with(adapter))
+        if running and self._paused:
+            raise RuntimeError(
+                "unload_adapter waits for the requests with its adapter, got a paused engine with "
+                f"{running} of them. Call resume() first."
+            )
+        left = self.adapters.leave(adapter)
+        self._drop_unused(adapter)
+        return left
+
+    def _with(self, adapter: int | None) -> list[Request]:
+        return [r for r in self._requests.values() if r.sampling.adapter == adapter]
+
+    def _drop_unused(self, adapter: int | None) -> None:
+        if adapter is not None and self.adapters.is_leaving(adapter) and not self._with(adapter):
+            self.adapters.drop(adapter)
+
+    def _namespace(self, request: Request) -> bytes:
+        return self.adapters.namespace(request.sampling.adapter, request.sampling.cache_salt)
 
     def stats(self, *, unseen: int) -> Stats:
         """Returns counters. Numbers of one moment may be a step apart.
@@ -233,7 +279,7 @@ class Steps:
             failed_steps=counters["failed_steps"],
             late_compiles=self._executor.late_compiles,
             compiled=sum(program.compiled for program in self._executor.programs()),
-            version=self.version,
+            version=self.adapters.newest,
             host_s=self._host_s,
             step_s=self._step_s,
         )
@@ -255,12 +301,13 @@ class Steps:
             return None
         self._counters["steps"] += 1
         self._counters["read_tokens"] += plan.tokens
-        return _Started(plan, handle, self.version)
+        return _Started(plan, handle)
 
     def _admit(self, slot: int, request: Request) -> None:
         rule = request.sampling.rule
         index = -1 if rule is None else self._executor.add_rule(rule)
-        self._batches.admit(slot, request, rule=index)
+        place = self.adapters.place(request.sampling.adapter)
+        self._batches.admit(slot, request, rule=index, place=place)
         full = needs_full(request.sampling)
         if full or slot in self._changed_slots:
             ids, prompt = request.scheduled.ids, request.scheduled.prompt_length
@@ -305,11 +352,11 @@ class Steps:
                 if of_reads:
                     request.read(results, start=row.start, rows=slice(at, at + row.count))
                 if row.samples:
-                    self._draw(request, results, i, version=started.version)
+                    self._draw(request, results, i)
             at += row.count
         self._host_s += time.thread_time() - host
 
-    def _draw(self, request: Request, results: Results, row: int, *, version: int) -> None:
+    def _draw(self, request: Request, results: Results, row: int) -> None:
         token = int(results.tokens[row])
         if token < 0:
             self.finish(request, "error", error=NAN)
@@ -318,6 +365,8 @@ class Steps:
             return  # drawn from a cache that was lost: the request is computed again
         self._counters["drawn_tokens"] += 1
         try:
+            # That of the step too: updates come after `settle`.
+            version = self.adapters.version(request.sampling.adapter)
             reason = request.draw(results, row, version=version)
         except Exception as error:  # of the tokenizer or the sink, which are not ours
             _log.exception("request %d failed", request.request_id)
@@ -341,8 +390,3 @@ class Steps:
         """Forgets the cache."""
         self._scheduler.reset()
         self._scheduler.drop_cache()
-
-
-def namespace(version: int, adapter: int | None) -> bytes:
-    """Returns the namespace of block hashes: cached keys depend on weights and adapter."""
-    return f"{version}/{-1 if adapter is None else adapter}".encode()

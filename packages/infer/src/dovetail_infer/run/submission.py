@@ -70,7 +70,7 @@ class Submission:
         vocab_size: Number of token ids.
         max_length: Largest number of tokens of a request.
         max_logprobs: Largest number of likeliest tokens.
-        adapters: Number of LoRA adapters.
+        adapters: Ids of the loaded LoRA adapters.
         record_experts: Whether completions have their experts. Prompts are then read whole.
     """
 
@@ -80,7 +80,7 @@ class Submission:
     vocab_size: int
     max_length: int
     max_logprobs: int
-    adapters: int
+    adapters: Collection[int]
     record_experts: bool
 
     def prompts(self, prompts: Sequence[Prompt], *, spare: int = 1) -> list[list[int]]:

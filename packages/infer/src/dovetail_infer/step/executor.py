@@ -29,7 +29,7 @@ from dovetail_infer.step.buckets import Bucket, lattice, least_kind, smallest
 from dovetail_infer.step.layout import Layout
 from dovetail_infer.step.placement import Placement
 from dovetail_infer.step.program import DeviceState, Outputs, StepFunction
-from dovetail_infer.step.weights import dotted_leaves, updated
+from dovetail_infer.step.weights import dotted_leaves, updated, with_adapter
 from dovetail_infer.types import Decoder, Operations
 
 _log = logging.getLogger(__name__)
@@ -253,21 +253,21 @@ class Executor:
         self._state = None
         self._state = live._replace(slots=self._set_slot(live.slots, np.int32(slot), state))
 
-    def update_weights(self, params: Any) -> None:
+    def update_weights(self, params: Any, *, place: int | None = None) -> None:
         """Copies new values of all or some parameters into place, before the next step.
 
         Args:
             params: An `nnx.State`, nested mappings, or a flat mapping of dotted names to arrays.
                 They are cast to the dtypes and moved to the shardings of the engine.
+            place: Replaces one adapter of the stack alone, see `with_adapter`.
 
         Raises:
-            ValueError: A name is unknown, a shape differs, a value cannot be cast, or a quantized
-                parameter is given as one array. Nothing has changed then.
+            ValueError: As `updated` and `with_adapter`. Nothing has changed then.
         """
         released = self._host_parameters
         values = self._parameters if released is None else [value for value, _ in released]
         now = dict(zip(self._names, values, strict=True))
-        now |= updated(now, params)
+        now |= updated(now, params) if place is None else with_adapter(now, params, place)
         if released is None:
             self._parameters = tuple(now.values())
         else:

@@ -28,6 +28,7 @@ CPU_SHARE = 0.25
 # their copies around a conditional. Measured with `memory_analysis`, and tested.
 _LOGIT_ARRAYS = 8
 _ACTIVATION_ARRAYS = 8
+DEFAULT_LENGTH = 4096  # tokens of a request, if the user names none and they fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +169,20 @@ def fits(
     )
     _check(fit, left, max_rows, step_tokens)
     return fit
+
+
+def fit_default(model: Any, max_length: int | None, **sizes: Any) -> Fit:
+    """Returns the memory of an engine, of the largest default length that fits without one."""
+    if max_length is not None:
+        return fits(model, max_length=max_length, **sizes)
+    length = DEFAULT_LENGTH
+    while True:
+        try:
+            return fits(model, max_length=length, **sizes)
+        except ValueError:
+            if length <= sizes["page_size"]:
+                raise
+            length //= 2
 
 
 def _check(fit: Fit, left: int, max_rows: int, step_tokens: int) -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def check_request(
     *,
     vocab_size: int,
     max_logprobs: int,
-    adapters: int = 0,
+    adapters: Collection[int] = (),
     tokenizer: bool = True,
 ) -> None:
     """Checks the options that depend on the engine.
@@ -32,7 +32,7 @@ def check_request(
         sampling: Options of the request.
         vocab_size: Number of logits of the model.
         max_logprobs: Largest number of likeliest tokens that the engine returns.
-        adapters: Number of LoRA adapters of the engine.
+        adapters: Ids of the loaded LoRA adapters.
         tokenizer: Whether the engine has a tokenizer.
 
     Raises:
@@ -54,9 +54,10 @@ def check_request(
                 f"{name} must be at most {limit} for this engine, got {name}={count}. Use {limit}, "
                 "or an Engine with a larger max_logprobs."
             )
-    if sampling.adapter is not None and sampling.adapter >= adapters:
+    if sampling.adapter is not None and sampling.adapter not in adapters:
+        loaded = ", ".join(map(str, adapters)) or "none"
         raise ValueError(
-            f"adapter must be below the engine's {adapters} adapters, got adapter="
+            f"adapter must be one of the engine's loaded adapters ({loaded}), got adapter="
             f"{sampling.adapter}. Use None for the base model."
         )
     if sampling.stop and not tokenizer:

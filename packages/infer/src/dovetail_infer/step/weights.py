@@ -56,6 +56,88 @@ def updated(parameters: dict[str, Any], params: Any) -> dict[str, Any]:
     return {name: _copy(value, parameters[name]) for name, value in values.items()}
 
 
+def with_adapter(parameters: dict[str, Any], params: Any, place: int) -> dict[str, Any]:
+    """Returns the stacks of adapters with one adapter replaced.
+
+    A stack has the arrays `lora_a` [n, in, rank], `lora_b` [n, rank, out] and `scales` [n] of each
+    of its layers, as `dovetail_models.lora.stack` makes them. The adapter is filled up with zeros
+    to the rank of the stack, and is 0 in layers that it lacks.
+
+    Args:
+        parameters: Parameters by name, on devices or as NumPy arrays. They do not change.
+        params: A stack of this adapter alone, n = 1: a model, whose other arrays are not read, or
+            as in `updated`.
+        place: Place of the adapter in the stacks.
+
+    Returns:
+        The new arrays of all stacks by name.
+
+    Raises:
+        ValueError: The adapter has no layer, one that the stacks lack, an incomplete one, or a
+            shape or dtype that does not fit.
+    """
+    values = dotted_leaves(nnx.state(params) if isinstance(params, nnx.Module) else params)
+    values = {name: x for name, x in values.items() if _half(name) in _RANK_AXIS}
+    stacks = {name: x for name, x in parameters.items() if _half(name) in _RANK_AXIS}
+    sites = {name.removesuffix(_half(name)) for name in values}
+    missing = [f"{site}{half}" for site in sites for half in _RANK_AXIS]
+    missing = [name for name in missing if name not in values]
+    if not sites or missing:
+        raise ValueError(
+            "An adapter must have lora_a, lora_b and scales of each of its layers, got "
+            f"{f'none of {missing[0]!r}' if missing else 'no layer'}. Pass a stack of it alone: "
+            "lora.stack(base, [adapter])."
+        )
+    for name, value in values.items():
+        _check_adapter(stacks, name, value)
+    return {name: _placed(x, values.get(name), _half(name), place) for name, x in stacks.items()}
+
+
+# Arrays of a stack, with their axis of ranks.
+_RANK_AXIS = {"lora_a": 2, "lora_b": 1, "scales": None}
+
+
+def _half(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _check_adapter(stacks: dict[str, Any], name: str, value: Any) -> None:
+    if name not in stacks:
+        raise ValueError(
+            "An adapter must lie on layers with adapters of the engine's model, got "
+            f"{name!r}. Build the engine with a stack that has adapters on that layer."
+        )
+    like, shape, axis = stacks[name], jnp.shape(value), _RANK_AXIS[_half(name)]
+    room = (1, *like.shape[1:])
+    fits = len(shape) == len(room) and all(
+        size == most or (i == axis and size < most)
+        for i, (size, most) in enumerate(zip(shape, room, strict=True))
+    )
+    if not fits or not _castable(value.dtype, like.dtype):
+        raise ValueError(
+            f"An adapter must fit its place in the stack, {like.dtype}{list(room)} of at most that "
+            f"rank, got {name} as {value.dtype}{list(shape)}. Use an adapter of this model and of "
+            "a lower rank, or build the engine with a stack of a higher one."
+        )
+
+
+def _placed(stack: Any, value: Any, half: str, place: int) -> Any:
+    filled = np.zeros(stack.shape[1:], stack.dtype)
+    if value is not None:
+        alone = np.asarray(jax.device_get(value))[0].astype(stack.dtype)
+        filled[tuple(map(slice, alone.shape))] = alone
+    if isinstance(stack, np.ndarray):
+        stack = stack.copy()
+        stack[place] = filled
+        return stack
+    return jax.device_put(_put(stack, np.int32(place), filled), stack.sharding)
+
+
+@jax.jit
+def _put(stack: jax.Array, place: Any, value: Any) -> jax.Array:
+    return stack.at[place].set(value)
+
+
 def _copy(value: Any, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return np.array(jax.device_get(value), like.dtype)

@@ -81,7 +81,6 @@ def test_each_request_has_its_own_adapter(family: str) -> None:
             engine.generate(PROMPTS[:1], Sampling(adapter=2))
 
 
-@pytest.mark.capability("adapters of PEFT directories, loaded and unloaded while requests run")
 def test_a_directory_loads_into_a_running_engine(tmp_path: Path) -> None:
     """A server begins with empty places of its largest rank, on all layers that it allows."""
     base = models.init(BASES["llama"], seed=0)

@@ -123,13 +123,8 @@ class Engine:
         check_sizes(**sizes, max_length=length, max_queue=max_queue)
         check_sizes(least=0, max_logprobs=max_logprobs, adapters=adapters)
         check_model(model)
-        layout = discover(
-            model,
-            max_length=length,
-            kv_dtype=kv_dtype,
-            record_experts=record_experts,
-            adapters=adapters,
-        )
+        features: dict[str, Any] = {"record_experts": record_experts, "adapters": adapters}
+        layout = discover(model, max_length=length, kv_dtype=kv_dtype, **features)
         ends = end_ids(eos_ids, tokenizer=tokenizer, vocab_size=layout.vocab_size)
         fit = fit_default(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
         _log.info("memory of the engine:\n%s", fit)
@@ -137,15 +132,9 @@ class Engine:
         limits = Limits(
             max_length=fit.max_length, groups=fit.limits, prefix_cache=prefix_cache, **sizes
         )
-        executor = Executor(
-            model,
-            operations=operations,
-            layout=layout,
-            limits=limits,
-            max_logprobs=max_logprobs,
-            adapters=adapters,
-            invariant=invariant,
-        )
+        step: dict[str, Any] = {"operations": operations, "layout": layout, "limits": limits}
+        step |= {"max_logprobs": max_logprobs, "adapters": adapters, "invariant": invariant}
+        executor = Executor(model, **step)
         scheduler = Scheduler(limits, record=None if events is None else Recorder(events))
         loaded = Adapters(adapters)
         steps = Steps(

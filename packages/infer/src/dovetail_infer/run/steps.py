@@ -201,7 +201,13 @@ class Steps:
     def update_weights(
         self, params: Any, *, version: int | None = None, adapter: int | None = None
     ) -> None:
-        """Replaces the weights, or one adapter. Requests with them are computed again."""
+        """Replaces the weights, or one adapter. Requests with them are computed again.
+
+        Args:
+            params: The new values.
+            version: Their version. None: the next.
+            adapter: The adapter. None: all that `params` has.
+        """
         present = self.adapters.newest if adapter is None else self.adapters.version(adapter)
         version = present + 1 if version is None else version
         if isinstance(version, bool) or not isinstance(version, numbers.Integral):

@@ -172,7 +172,13 @@ def fits(
 
 
 def fit_default(model: Any, max_length: int | None, **sizes: Any) -> Fit:
-    """Returns the memory of an engine, of the largest default length that fits without one."""
+    """Returns the memory of an engine, of the largest default length that fits without one.
+
+    Args:
+        model: The decoder.
+        max_length: Largest number of tokens of a request. None: the default, halved until it fits.
+        **sizes: The others of `fits`.
+    """
     if max_length is not None:
         return fits(model, max_length=max_length, **sizes)
     length = DEFAULT_LENGTH

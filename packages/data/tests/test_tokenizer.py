@@ -80,6 +80,9 @@ def test_special_ids_decode_to_nothing(tokenizer):
     (encoding,) = tokenizer.encode(["é"])
     ids = [tokenizer.bos_id, *encoding.ids.tolist(), tokenizer.eos_id]
     assert tokenizer.decode(ids) == "é"
+    named = tokenizer.decode_with_specials(ids)
+    assert len(named) > len("é")
+    assert tokenizer.encode_with_specials([named])[0].ids.tolist() == ids
 
 
 def test_special_tokens_of_a_template_are_read_where_they_stand(tokenizer):

@@ -55,8 +55,10 @@ def pieces(ids: list[int], cuts: Sequence[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in zip(starts, [*ends, len(ids)], strict=True)]
 
 
-def streamed(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
+def streamed(
+    tokenizer: Tokenizer, parts: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     return [*map(detokenizer.push, parts), detokenizer.flush()]
 
 
@@ -73,6 +75,9 @@ def test_every_division_of_bytes(items: list[bytes | int], cuts: list[int]) -> N
     whole = tokenizer.decode(ids)
     assert "".join(streamed(tokenizer, pieces(ids, cuts))) == whole
     assert "".join(streamed(tokenizer, [[i] for i in ids])) == whole
+    named = tokenizer.decode_with_specials(ids)
+    for parts in (pieces(ids, cuts), [[i] for i in ids]):
+        assert "".join(streamed(tokenizer, parts, skip_special_tokens=False)) == named
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 60), max_size=6))

@@ -161,8 +161,11 @@ class Tokens:
         text: Text that is complete: no half of a character, no beginning of a stop string.
         tokens: Ids since the last piece.
         logprobs: Their log-probabilities, as in `Completion`.
+        top: Likeliest tokens at each of them, for `Sampling.logprobs`. Those of all pieces, joined,
+            are `Completion.top`.
     """
 
     text: str
     tokens: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
+    top: TopLogprobs | None

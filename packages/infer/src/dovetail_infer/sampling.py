@@ -49,6 +49,9 @@ class Sampling:
             first ends it: "ab" wins over "abc".
         stop_token_ids: Ids that end the completion. They are part of its tokens, not of its text.
         ignore_eos: Do not end at the engine's `eos_ids`.
+        skip_special_tokens: Leave special tokens out of the text. False keeps their names, such as
+            <|channel|> for a parser, and stop strings may be such names. It needs a tokenizer with
+            `decode_with_specials`. An id that ends the completion is in no text.
         logprobs: Number of likeliest tokens to return with their log-probabilities at each step.
             The log-probabilities of the drawn tokens are always returned.
         prompt_logprobs: The same for each token of the prompt. 0: of the prompt's tokens alone.
@@ -82,6 +85,7 @@ class Sampling:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     kept: bool = False
@@ -100,7 +104,7 @@ class Sampling:
             if not holds(value):
                 raise ValueError(f"{name} must be {must}, got {name}={value!r}. Use {use}.")
             object.__setattr__(self, name, _plain(value))
-        for name in ("ignore_eos", "kept"):
+        for name in ("ignore_eos", "skip_special_tokens", "kept"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(

@@ -9,9 +9,9 @@ which a few ids whose text was returned already give the context of the new ones
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dovetail_infer.types import Tokenizer
+from dovetail_infer.types import NamingTokenizer, Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _HELD = 3  # bytes of a character without its last; byte-fallback decoders write one U+FFFD for each
@@ -19,15 +19,24 @@ _WINDOW = 8  # ids from which a window is cut ...
 _CONTEXT = 4  # ... to about this many
 
 
+def decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+    """Returns the function of a tokenizer that decodes ids, without special tokens or with them."""
+    if skip_special_tokens:
+        return tokenizer.decode
+    assert isinstance(tokenizer, NamingTokenizer)  # `check_request` refuses others
+    return tokenizer.decode_with_specials
+
+
 class Detokenizer:
     """Text of a growing list of ids.
 
-    The texts of all `push` and of `flush` together are `tokenizer.decode(ids)`. An exception are
+    The texts of all `push` and of `flush` together are those of `decoder(ids)`. An exception are
     decoders that write a run of bytes as U+FFFD if any byte of it is invalid (byte fallback, as
     Llama 2): a complete character before that byte stays as it is.
 
     Args:
-        tokenizer: Its `decode` is called with windows of the ids.
+        tokenizer: It decodes windows of the ids.
+        skip_special_tokens: As in `Sampling`.
 
     Example:
 
@@ -37,8 +46,9 @@ class Detokenizer:
         ('h', 'é', '')
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
+        self._decode = decoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._ids: list[int] = []  # the window
         self._text = ""  # its text
         self._shown = ""  # the beginning of its text that was returned
@@ -58,7 +68,7 @@ class Detokenizer:
 
     def _add(self, token: int) -> str:
         """Adds one id. Of several at once byte fallback may hide complete characters."""
-        text = self._tokenizer.decode([*self._ids, token])
+        text = self._decode([*self._ids, token])
         if text == self._text and self._is_silent(token):
             return ""
         self._ids.append(token)
@@ -84,7 +94,7 @@ class Detokenizer:
         They may become characters again. If not, the window begins after them.
         """
         pending = self._ids[self._complete :]
-        text = self._tokenizer.decode(pending)
+        text = self._decode(pending)
         if len(pending) <= _HELD and text.endswith(_REPLACEMENT):
             return ""
         self._forget()
@@ -93,14 +103,14 @@ class Detokenizer:
     def _forget(self) -> None:
         """Drops the ids whose text was returned."""
         self._ids = self._ids[self._complete :]
-        self._text = self._tokenizer.decode(self._ids)
+        self._text = self._decode(self._ids)
         self._shown, self._complete = "", 0
 
     def _cut(self) -> None:
         """Drops ids from the beginning of the window where the rest decodes as before."""
         held = self._text[len(self._shown) :]
         for start in range(len(self._ids) - _CONTEXT, 0, -1):
-            text = self._tokenizer.decode(self._ids[start:])
+            text = self._decode(self._ids[start:])
             shown = text[: len(text) - len(held)]
             # The window may begin within a character. It has text, so that it hides no space.
             if text.endswith(held) and self._ends_with(shown.lstrip(_REPLACEMENT) or shown):
@@ -118,8 +128,7 @@ class Detokenizer:
         if token not in self._silent:
             (probe,) = self._tokenizer.encode(["a"])
             ids = [int(i) for i in probe.ids]
-            decode = self._tokenizer.decode
-            self._silent[token] = decode([*ids, token]) == decode(ids)
+            self._silent[token] = self._decode([*ids, token]) == self._decode(ids)
         return self._silent[token]
 
 

@@ -96,6 +96,15 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
+class NamingTokenizer(Tokenizer, Protocol):
+    """A tokenizer for `Sampling.skip_special_tokens=False`."""
+
+    def decode_with_specials(self, ids: Sequence[int] | Int[np.ndarray, " T"]) -> str:
+        """Returns the text of `decode`, with the name of each special id at its place."""
+        ...
+
+
+@runtime_checkable
 class Operations(Protocol):
     """The hot operations, as in the modules `dovetail_infer.reference` and `dovetail_kernels`."""
 

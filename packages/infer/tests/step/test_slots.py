@@ -15,6 +15,7 @@ import pytest
 
 from dovetail_infer import Sampling
 from dovetail_infer.step import slots
+from dovetail_infer.testing import ByteTokenizer
 
 
 def test_the_state_of_a_slot() -> None:
@@ -129,7 +130,8 @@ def test_nothing_is_kept_without_steps() -> None:
     assert slots.kept_of([], top_k=None, vocab_size=70).bits.shape == (0, 3)
 
 
-ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": (0, 1)}
+ENGINE: Any = {"vocab_size": 100, "max_logprobs": 20, "adapters": (0, 1)}
+ENGINE |= {"tokenizer": ByteTokenizer()}
 
 
 @pytest.mark.parametrize(
@@ -162,13 +164,26 @@ ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": (0, 1)}
         ),
         (
             {"stop": ["END"]},
-            {"tokenizer": False},
+            {"tokenizer": None},
             "stop needs a tokenizer, got stop=('END',) for an engine without one. Use stop_",
+        ),
+        (
+            {"skip_special_tokens": False},
+            {"tokenizer": None},
+            "skip_special_tokens=False needs a tokenizer with decode_with_specials, got tokenizer="
+            "None. Use dovetail_data.Pretrained, or True.",
         ),
     ],
 )
 @pytest.mark.parameter(
-    "logit_bias", "stop_token_ids", "logprobs", "prompt_logprobs", "adapter", "stop", refuses=True
+    "logit_bias",
+    "stop_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "adapter",
+    "stop",
+    "skip_special_tokens",
+    refuses=True,
 )
 def test_what_the_engine_lacks_is_refused(
     options: dict[str, Any], engine: dict[str, Any], message: str
@@ -204,6 +219,7 @@ def test_what_the_engine_has_is_accepted() -> None:
         prompt_logprobs=0,
         adapter=1,
         stop="END",
+        skip_special_tokens=False,
         rule=rule,
     )
     slots.check_request(sampling, **ENGINE)

@@ -32,3 +32,4 @@ def test_special_ids_add_nothing() -> None:
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (256, 257, 258)
     # A model may have more logits than the tokenizer has ids.
     assert tokenizer.decode([256, 0xC3, 257, 0xA9, 300]) == "é"
+    assert tokenizer.decode_with_specials([256, 0xC3, 0xA9, 257, 300]) == "<|bos|>é<|eos|>"

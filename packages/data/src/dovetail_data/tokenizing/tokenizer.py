@@ -146,6 +146,13 @@ class Bytes:
         array = require_integers("ids", ids)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
+    def decode_with_specials(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Decodes like `decode`, with the names of special ids at their places."""
+        names = {i: name.encode() for name, i in self._specials.items()}
+        array = require_integers("ids", ids).tolist()
+        content = [names.get(i, b"") if i > 255 else bytes([i]) for i in array]
+        return b"".join(content).decode("utf-8", errors="replace")
+
 
 def _pattern(specials: Iterable[str]) -> re.Pattern[str]:
     """Matches each of the texts, the longest first. Without texts it matches nothing."""
@@ -350,6 +357,12 @@ class Pretrained:
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._tokenizer.decode(
             require_integers("ids", ids).tolist(), skip_special_tokens=True
+        )
+
+    def decode_with_specials(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Decodes like `decode`, with the names of special ids at their places."""
+        return self._tokenizer.decode(
+            require_integers("ids", ids).tolist(), skip_special_tokens=False
         )
 
 

@@ -112,11 +112,12 @@ def _request(raw: bytes, index: int, sampling: Sampling, model: str, file: str |
 
 def _replaced(sampling: Sampling, own: dict[str, Any]) -> Sampling:
     """Returns the options of a line. JSON has texts for the keys of `logit_bias`."""
-    if not isinstance(own.get("ignore_eos", False), bool):
-        raise TypeError(
-            f"ignore_eos must be true or false, got ignore_eos={own['ignore_eos']!r}. Use false to "
-            "end at the end-of-text id."
-        )
+    for name, use in (
+        ("ignore_eos", "false to end at the end-of-text id"),
+        ("skip_special_tokens", "true for a text without them"),
+    ):
+        if not isinstance(own.get(name, False), bool):
+            raise TypeError(f"{name} must be true or false, got {name}={own[name]!r}. Use {use}.")
     bias = own.get("logit_bias")
     if isinstance(bias, dict):
         own["logit_bias"] = {int(i) if i.isdecimal() else i: x for i, x in bias.items()}

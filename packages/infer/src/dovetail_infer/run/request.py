@@ -14,7 +14,7 @@ from dovetail_infer.sampling import Sampling
 from dovetail_infer.schedule.sequence import Sequence as Scheduled
 from dovetail_infer.step.batch import Results, Scores
 from dovetail_infer.step.slots import kept_of
-from dovetail_infer.text import Detokenizer, StopStrings
+from dovetail_infer.text import Detokenizer, StopStrings, decoder
 from dovetail_infer.types import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -134,7 +134,8 @@ class Request:
         tokens = np.array(self._drawn.tokens[self._sent :], np.int32)
         if len(tokens) or text:
             logprobs = np.array(self._drawn.logprobs[self._sent :], np.float32)
-            self._sink(Tokens(text=text, tokens=tokens, logprobs=logprobs))
+            top = self._drawn.top(self.sampling.logprobs, start=self._sent)
+            self._sink(Tokens(text=text, tokens=tokens, logprobs=logprobs, top=top))
         self._sent = len(self._drawn.tokens)
 
     def _completion(self, reason: FinishReason, error: str | None) -> Completion:
@@ -152,7 +153,7 @@ class Request:
             seed=self.seed,
             prompt_tokens=self.scheduled.prompt_length,
             cached_tokens=self.scheduled.cached,
-            top=drawn.top(sampling.logprobs or 0) if sampling.logprobs is not None else None,
+            top=drawn.top(sampling.logprobs),
             prompt_logprobs=None if scores is None else scores.logprobs,
             prompt_top=_top(scores, sampling.prompt_logprobs)
             if scores is not None and sampling.prompt_logprobs
@@ -192,8 +193,15 @@ class _Drawn:
             self.kept.append(np.array(results.kept[row]))
         return token
 
-    def top(self, k: int) -> TopLogprobs | None:
-        return _top(_joined(self._top), k) if self._top else None
+    def top(self, k: int | None, *, start: int = 0) -> TopLogprobs | None:
+        if k is None:
+            return None
+        if start < len(self._top):
+            return _top(_joined(self._top[start:]), k)
+        none = np.zeros((0, k), np.int32)
+        return TopLogprobs(
+            tokens=none, logprobs=none.astype(np.float32), ranks=np.zeros(0, np.int32)
+        )
 
 
 class _Reads:
@@ -235,9 +243,12 @@ class _Text:
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: Sampling, *, streams: bool):
-        self._tokenizer, self._min_tokens = tokenizer, sampling.min_tokens
+        self._min_tokens = sampling.min_tokens
+        skips = sampling.skip_special_tokens
+        self._decode = decoder(tokenizer, skip_special_tokens=skips)
         incremental = streams or bool(sampling.stop)
-        self._detokenizer = Detokenizer(tokenizer) if incremental else None
+        made = Detokenizer(tokenizer, skip_special_tokens=skips) if incremental else None
+        self._detokenizer = made
         self._stops = StopStrings(sampling.stop)
         self._pieces: list[str] = []
         self._taken = 0
@@ -266,7 +277,7 @@ class _Text:
             ended: The stop id at their end, if one ended the request.
         """
         if self._detokenizer is None:
-            self._pieces = [self._tokenizer.decode(tokens[:-1] if ended is not None else tokens)]
+            self._pieces = [self._decode(tokens[:-1] if ended is not None else tokens)]
             return None
         stop = self._add(self._detokenizer.flush())
         if stop is None:

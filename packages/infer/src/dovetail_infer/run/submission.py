@@ -140,7 +140,7 @@ class Submission:
             vocab_size=self.vocab_size,
             max_logprobs=self.max_logprobs,
             adapters=self.adapters,
-            tokenizer=self.tokenizer is not None,
+            tokenizer=self.tokenizer,
         )
 
     def run(

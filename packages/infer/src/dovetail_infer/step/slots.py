@@ -14,6 +14,7 @@ from jaxtyping import Int, UInt32
 from dovetail_infer.completion import Kept
 from dovetail_infer.sampling import Rule, Sampling
 from dovetail_infer.step.batch import RowOptions, SlotState
+from dovetail_infer.types import NamingTokenizer, Tokenizer
 
 _WORD = 32  # bits of a word of `Results.kept`
 
@@ -24,7 +25,7 @@ def check_request(
     vocab_size: int,
     max_logprobs: int,
     adapters: Collection[int] = (),
-    tokenizer: bool = True,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Checks the options that depend on the engine.
 
@@ -33,7 +34,7 @@ def check_request(
         vocab_size: Number of logits of the model.
         max_logprobs: Largest number of likeliest tokens that the engine returns.
         adapters: Ids of the loaded LoRA adapters.
-        tokenizer: Whether the engine has a tokenizer.
+        tokenizer: The tokenizer of the engine.
 
     Raises:
         ValueError: The engine does not have what an option names.
@@ -60,10 +61,15 @@ def check_request(
             f"adapter must be one of the engine's loaded adapters ({loaded}), got adapter="
             f"{sampling.adapter}. Use None for the base model."
         )
-    if sampling.stop and not tokenizer:
+    if sampling.stop and tokenizer is None:
         raise ValueError(
             f"stop needs a tokenizer, got stop={sampling.stop!r} for an engine without one. Use "
             "stop_token_ids, or Engine(tokenizer=...)."
+        )
+    if not sampling.skip_special_tokens and not isinstance(tokenizer, NamingTokenizer):
+        raise ValueError(
+            "skip_special_tokens=False needs a tokenizer with decode_with_specials, got "
+            f"tokenizer={tokenizer!r:.100}. Use dovetail_data.Pretrained, or True."
         )
     if sampling.rule is not None:
         _check_rule(sampling.rule, vocab_size)

@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 BOS_ID = 256
 EOS_ID = 257
+_NAMES = {BOS_ID: b"<|bos|>", EOS_ID: b"<|eos|>"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ByteEncoding:
 
 class ByteTokenizer:
     """A `Tokenizer` with the UTF-8 bytes as ids 0 to 255, bos 256 and eos 257.
+
+    Their names are <|bos|> and <|eos|>.
 
     Example:
 
@@ -49,3 +52,8 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int] | Int[np.ndarray, " T"]) -> str:
         """Returns the text. Bytes that are not UTF-8 become U+FFFD, ids from 256 on add nothing."""
         return bytes(int(i) for i in ids if i < BOS_ID).decode(errors="replace")
+
+    def decode_with_specials(self, ids: Sequence[int] | Int[np.ndarray, " T"]) -> str:
+        """Returns the text of `decode`, with <|bos|> and <|eos|> at their places."""
+        content = [_NAMES.get(int(i), b"") if i >= BOS_ID else bytes([int(i)]) for i in ids]
+        return b"".join(content).decode(errors="replace")

@@ -100,6 +100,12 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-eos", action="store_true", help="do not end at the end-of-text token"
     )
+    parser.add_argument(
+        "--keep-special-tokens",
+        action="store_false",
+        dest="skip_special_tokens",
+        help="write special tokens, such as <|channel|>, into the text",
+    )
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -30,7 +30,7 @@ def test_draws_are_those_of_the_definition() -> None:
 
 def rows_of(samplings: list[Sampling], seeds: range) -> tuple[logits.Rows, logits.State]:
     size = len(samplings)
-    options = slots.row_options(samplings, seeds=seeds, outputs=[2] * size, rules=[-1] * size)
+    options = slots.row_options(samplings, seeds=seeds, outputs=[2] * size)
     rows = logits.Rows(
         *map(jnp.asarray, options),
         positions=jnp.asarray(seeds, jnp.int32) + 100,
@@ -46,7 +46,7 @@ def rows_of(samplings: list[Sampling], seeds: range) -> tuple[logits.Rows, logit
 
 @functools.cache
 def compiled(operations: object, kind: logits.Kind):
-    return jax.jit(functools.partial(logits.draw, operations, kind=kind, rules=(), top=3))
+    return jax.jit(functools.partial(logits.draw, operations, kind=kind, top=3))
 
 
 @pytest.mark.thorough
@@ -109,14 +109,12 @@ def test_the_programs_of_a_gpu_draw_the_same_bits(
     programs = {}
     for form, suited in FORMS.items():
         step = functools.partial(
-            logits.draw, dovetail_kernels, kind=kind, rules=(), top=3, branches=form == "loops"
+            logits.draw, dovetail_kernels, kind=kind, top=3, branches=form == "loops"
         )
         programs[form] = jax.jit(lambda *given, step=step: step(*given))
         monkeypatch.setattr(dovetail_kernels.sampling.api, "suited", suited)
         programs[form](jnp.zeros((6, VOCAB)), *rows_of(mixes[0], range(6)))  # traces it
-    by_kind = jax.jit(
-        functools.partial(logits.draw, dovetail_kernels, kind="greedy", rules=(), top=3)
-    )
+    by_kind = jax.jit(functools.partial(logits.draw, dovetail_kernels, kind="greedy", top=3))
     for i, samplings in enumerate(mixes):
         z = rng.normal(size=(6, VOCAB)) * 3
         z = jnp.asarray(np.round(4 * z) / 4 if i % 2 else z, jnp.float32)
@@ -131,9 +129,7 @@ def test_the_programs_of_a_gpu_draw_the_same_bits(
 @pytest.mark.parametrize("kind", ["greedy", "plain", "full"])
 def test_no_draw_on_a_gpu_waits_for_the_host(kind: logits.Kind) -> None:
     rows, state = jax.eval_shape(lambda: rows_of([Sampling()] * 4, range(4)))
-    step = functools.partial(
-        logits.draw, dovetail_kernels, kind=kind, rules=(), top=3, branches=False
-    )
+    step = functools.partial(logits.draw, dovetail_kernels, kind=kind, top=3, branches=False)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=H200)):
         traced = jax.jit(step).trace(jax.ShapeDtypeStruct((4, VOCAB), jnp.float32), rows, state)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()

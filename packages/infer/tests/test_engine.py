@@ -231,25 +231,6 @@ def test_a_rule_of_the_user_draws(running):
         assert completion.tokens.tolist() == completion.top.tokens[:, 2].tolist()
 
 
-@pytest.mark.thorough
-def test_a_rule_that_fails_to_compile_fails_its_requests_alone(running):
-    traces = []
-
-    def fails_at_last(warped, key):
-        traces.append(warped)
-        if len(traces) > 1:  # the first is that of the check
-            raise ValueError("traced twice")
-        return jnp.argmax(warped)
-
-    bad = Sampling(max_tokens=3, rule=fails_at_last)
-    (found,) = running.generate([[1]], bad)
-    assert found.finish_reason == "error"
-    assert "traced twice" in found.error
-    for option in (Sampling(max_tokens=3, rule=lambda warped, key: jnp.argmax(warped)), GREEDY):
-        (found,) = running.generate([[1]], option)
-        assert found.tokens.tolist() == greedy(decoder(), [1], option.max_tokens)
-
-
 class TestEnds:
     """How requests end."""
 
@@ -340,6 +321,7 @@ def test_streamed_likeliest_tokens_join_to_those_of_the_completion(texts, stop):
         assert [piece.top for piece in stream] == [None] * len(pieces)
 
 
+@pytest.mark.thorough
 @pytest.mark.parameter("eos_ids")
 def test_every_route_ends_at_the_ids_of_the_engine(tmp_path):
     option = Sampling(max_tokens=3, temperature=0, logit_bias={9: 100.0}, seed=0)

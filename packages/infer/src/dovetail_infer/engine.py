@@ -146,6 +146,7 @@ class Engine:
         weakref.finalize(self, self._loop.close)
         self._submission = Submission(
             loop=self._loop,
+            rules=executor.rules,
             tokenizer=tokenizer,
             eos_ids=ends,
             vocab_size=layout.vocab_size,

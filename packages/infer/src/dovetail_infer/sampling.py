@@ -58,8 +58,10 @@ class Sampling:
             None: not computed.
         kept: Return the ids that `top_k`, `top_p` and `min_p` kept at each step.
         rule: Draws in place of the engine: a pure, traceable function of the warped logits f32[V]
-            (-inf is cut) and a key that returns a token id i32[]. A new function compiles once.
-            `Completion.sampled_logprobs` are then NaN: a rule does not tell its distribution.
+            (-inf is cut) and a key that returns the id of a token that is not cut, i32[]. It
+            compiles once, in the call that brings it, which refuses one that cannot run. Pass the
+            same function to several calls, not a new lambda to each. `Completion.sampled_logprobs`
+            are then NaN: a rule does not tell its distribution.
         adapter: Id of a LoRA adapter, for an engine with `adapters`. None: the base model.
         cache_salt: Cached prefixes are shared only by requests with the same salt, so that neither
             `cached_tokens` nor the time tells a tenant the prompts of others. None: no salt.

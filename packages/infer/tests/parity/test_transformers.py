@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Sampling, Any]] = {
 
 def ours(sampling: Sampling, z: np.ndarray) -> np.ndarray:
     """log p of each token that may be drawn, else -inf."""
-    options = slots.row_options([sampling], seeds=[0], outputs=[len(OUTPUT)], rules=[-1])
+    options = slots.row_options([sampling], seeds=[0], outputs=[len(OUTPUT)])
     one = jnp.zeros(1, jnp.int32)
     rows = logits.Rows(
         *map(jnp.asarray, options), positions=one, slots=one, samples=jnp.ones(1, bool)

@@ -12,19 +12,13 @@ import numpy as np
 from dovetail_infer import Sampling, reference
 from dovetail_infer.step import logits, slots
 
-
-def rule(z: jax.Array, key: jax.Array) -> jax.Array:
-    return jnp.argmax(z + jax.random.gumbel(key, z.shape, jnp.float32))
-
-
-samplings = [Sampling(), Sampling(top_p=0.9), Sampling(rule=rule), Sampling(temperature=0)] * 8
+samplings = [Sampling(), Sampling(top_p=0.9), Sampling(temperature=0)] * 10
 seeds = [7 * i + (i % 3 << 32) for i in range(len(samplings))]
 z = jnp.asarray(np.random.default_rng(0).normal(size=(len(samplings), 100)), jnp.float32)
 options = slots.row_options(
     samplings,
     seeds=seeds,
     outputs=[0] * len(samplings),
-    rules=[-1 if s.rule is None else 0 for s in samplings],
 )
 size = jnp.arange(len(samplings), dtype=jnp.int32)
 rows = logits.Rows(
@@ -34,7 +28,7 @@ states = [
     slots.slot_state(s, prompt=[1, 2], output=[2], vocab_size=100, eos_ids=[5]) for s in samplings
 ]
 state = logits.State(*(jnp.asarray(np.stack(x)) for x in zip(*states, strict=True)))
-draw = functools.partial(logits.draw, reference, kind="full", rules=(rule,), top=2)
+draw = functools.partial(logits.draw, reference, kind="full", top=2)
 drawn = jax.device_get(jax.jit(draw)(z, rows, state))
 keys = {
     str(seed): jax.random.key_data(jax.random.key(seed, impl="threefry2x32")).tolist()

@@ -255,10 +255,3 @@ def test_a_score_that_is_cut_short_is_no_score() -> None:
         closing.append(running)
         with pytest.raises(RuntimeError, match=r"running engine, got finish_reason='abort'"):
             running.score([[1] * 64])
-
-
-def test_many_rules_are_warned_of(running: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    for i in range(9):
-        running._executor.add_rule(lambda warped, key, i=i: jnp.argmax(warped) + i)
-        assert ("different rules" in caplog.text) == (len(running._executor._rules) > 8)
-    running._executor._rules = ()

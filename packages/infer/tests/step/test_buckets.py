@@ -51,7 +51,7 @@ def _step(*, temperature, samples, rule):
         samples=np.array(samples),
         tables=np.zeros((1, 2, 1), np.int32),
         options=given._replace(
-            temperature=np.array(temperature, np.float32), rules=np.array([-1, rule], np.int32)
+            temperature=np.array(temperature, np.float32), ruled=np.array([False, rule])
         ),
         adapters=np.full(2, -1, np.int32),
         targets=np.zeros(0, np.int32),
@@ -59,16 +59,17 @@ def _step(*, temperature, samples, rule):
 
 
 def test_a_step_takes_the_least_kind():
-    def of(kind, temperature=(0, 0), samples=(True, True), rule=-1):
+    def of(kind, temperature=(0, 0), samples=(True, True), rule=False):
         batch = _step(temperature=temperature, samples=samples, rule=rule)
         return least_kind(kind, batch)
 
     assert of("plain") == "greedy"
     assert of("plain", (0, 0.5)) == of("greedy", (0, 0.5)) == "plain"
     assert of("plain", (0, 0.5), (True, False)) == "greedy"  # no token of the row is drawn
-    assert of("plain", rule=3) == of("plain", (1, 1), rule=0) == "full"
+    assert of("plain", rule=True) == of("plain", (1, 1), rule=True) == "full"
+    assert of("plain", samples=(True, False), rule=True) == "greedy"
     assert [of(kind) for kind in ("full", "score")] == ["full", "score"]  # they have more outputs
-    assert of("score", rule=3) == "score"
+    assert of("score", rule=True) == "score"
 
 
 @given(st.data())

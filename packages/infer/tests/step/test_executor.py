@@ -285,14 +285,23 @@ def test_a_rule_draws_for_its_rows():
     def second(warped, key):
         return jnp.argsort(-warped)[1]
 
-    index = executor.add_rule(second)
-    assert executor.add_rule(second) == index
-    ids = [5, 9, 2]
-    rules = np.array([index], np.int32)
-    warm = np.ones(1, np.float32)
-    results = executor.dispatch(_batch(ids, rules=rules, temperature=warm), kind="plain").read()
-    assert results.tokens[0] == np.argsort(-_logps(_model(), ids)[-1])[1]
-    assert executor.late_compiles == 0  # a rule's first step compiles, which is not late
+    program = executor.rules.program(second)
+    ids, warm = [5, 9, 2], np.ones(1, np.float32)
+    batch = _batch(ids, ruled=np.ones(1, bool), temperature=warm)
+    handle = executor.dispatch(batch, kind="plain", want=("top",), rules={1: program})
+    results = handle.read()
+    assert handle.done()
+    logps = _logps(_model(), ids)[-1]
+    token = np.argsort(-logps)[1]
+    assert results.tokens[0] == token
+    # Sums of 51 terms in float32.
+    for numbers in (results.logprobs, results.sampled_logprobs, results.top.logprobs):
+        np.testing.assert_allclose(numbers[0], logps[token], atol=1e-5)
+    assert (results.top.ranks[0], results.log_mass[0]) == (2, 0)
+    assert executor.late_compiles == 0  # the first rule compiles, which is not late
+    # The next step reads the token on the device.
+    after = executor.dispatch(_batch([-1], start=3), kind="plain").read()
+    assert after.tokens[0] == _logps(_model(), [*ids, int(token)])[-1].argmax()
 
 
 @pytest.mark.thorough

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Draws of a step: equal bits in any company, rows without a distribution, rules and scores.
+"""Draws of a step: equal bits in any company, rows without a distribution, scores.
 
 `tests/testing/test_sampling.py` compares the draws with their definition.
 """
@@ -23,7 +23,7 @@ import forced_devices
 import warm_start
 from dovetail_infer import Sampling, reference
 from dovetail_infer.step import logits, slots
-from dovetail_infer.testing.sampling import CASES, expected
+from dovetail_infer.testing.sampling import CASES
 
 PROMPT, OUTPUT, EOS_ID = (1, 2, 3, 7), (2, 4, 4, 5), 5
 GREEDY, WARM = Sampling(temperature=0), Sampling()
@@ -35,7 +35,6 @@ def rows_of(
     vocab: int,
     seeds: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
-    rules: tuple[Any, ...] = (),
 ) -> tuple[logits.Rows, logits.State]:
     """Rows with a slot each, in reverse order."""
     size = len(samplings)
@@ -43,7 +42,6 @@ def rows_of(
         samplings,
         seeds=seeds or range(size),
         outputs=[len(OUTPUT)] * size,
-        rules=[-1 if s.rule is None else rules.index(s.rule) for s in samplings],
     )
     rows = logits.Rows(
         *map(jnp.asarray, options),
@@ -59,8 +57,8 @@ def rows_of(
 
 
 @functools.cache
-def compiled(kind: logits.Kind, rules: tuple[Any, ...] = (), top: int = 3) -> Callable[..., Any]:
-    return jax.jit(functools.partial(logits.draw, reference, kind=kind, rules=rules, top=top))
+def compiled(kind: logits.Kind, top: int = 3) -> Callable[..., Any]:
+    return jax.jit(functools.partial(logits.draw, reference, kind=kind, top=top))
 
 
 def random_logits(size: int, vocab: int, seed: int = 0) -> jax.Array:
@@ -139,7 +137,7 @@ class Counting:
 def test_a_greedy_step_neither_filters_nor_draws(kind: logits.Kind) -> None:
     calls: list[str] = []
     operations = Counting(calls)
-    run = jax.jit(functools.partial(logits.draw, operations, kind=kind, rules=(), top=0))
+    run = jax.jit(functools.partial(logits.draw, operations, kind=kind, top=0))
 
     def called(rows: logits.Rows, state: logits.State) -> list[str]:
         calls.clear()
@@ -215,79 +213,6 @@ def test_slots_outside_the_state_count_nothing() -> None:
     assert np.argwhere(np.asarray(change)).tolist() == [[1, 4], [2, 9]]
 
 
-def last(z: jax.Array, key: jax.Array) -> jax.Array:
-    """The last token that was kept."""
-    return jnp.max(jnp.where(z > -jnp.inf, jnp.arange(z.size), -1))
-
-
-def gumbel(z: jax.Array, key: jax.Array) -> jax.Array:
-    return jax.random.categorical(key, z)
-
-
-def absent(z: jax.Array, key: jax.Array) -> jax.Array:
-    return jnp.int32(z.size)
-
-
-def negative(z: jax.Array, key: jax.Array) -> jax.Array:
-    return jnp.int32(-z.size)
-
-
-def likeliest_cut(z: jax.Array, key: jax.Array) -> jax.Array:
-    return jnp.argmin(z)
-
-
-RULES = (last, gumbel, absent, negative, likeliest_cut)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parameter("rule")
-def test_rules_draw_in_place_of_the_engine(temperature: float) -> None:
-    samplings = [Sampling(temperature=temperature, top_k=4, rule=rule) for rule in RULES]
-    samplings = [*samplings, WARM, GREEDY]
-    z = random_logits(7, 30)
-    rows, state = rows_of(samplings, vocab=30, rules=RULES)
-    drawn = compiled("full", RULES)(z, rows, state)
-
-    right = [
-        expected(np.asarray(z[i]), samplings[i], prompt=PROMPT, output=OUTPUT, eos_id=EOS_ID)
-        for i in range(2)
-    ]
-    warped = np.log(right[1].probabilities, where=right[1].kept, out=np.full(30, -np.inf))
-    key = jax.random.fold_in(jax.random.key(1, impl="threefry2x32"), 9)
-    chosen = [np.flatnonzero(right[0].kept).max(), jax.random.categorical(key, warped)]
-    assert drawn.tokens.tolist()[:5] == [*map(int, chosen), -1, -1, -1]
-    for i, token in enumerate(chosen):
-        assert np.isnan(drawn.sampled_logprobs[i])  # what a rule draws from is not known
-        before = np.asarray(jax.nn.log_softmax(z[i]))[int(token)]
-        assert np.isclose(drawn.logprobs[i], before, 1e-5)
-        assert np.isclose(drawn.log_mass[i], right[i].log_mass, 1e-5)
-    step = functools.partial(logits.draw, reference, kind="full", rules=RULES, top=3)
-    unconditional = jax.jit(functools.partial(step, branches=False))(z, rows, state)
-    jax.tree.map(np.testing.assert_array_equal, unconditional, drawn)
-    # Others are drawn as without any rule.
-    without, plain_state = rows_of([WARM, GREEDY], vocab=30, seeds=[5, 6])
-    own = compiled("full")(z[5:], without, plain_state)
-    assert [bits(own, i) for i in (0, 1)] == [bits(drawn, i) for i in (5, 6)]
-    assert np.isfinite(drawn.sampled_logprobs[5:]).all()
-
-
-@pytest.mark.thorough
-def test_a_rule_that_no_row_uses_does_not_run() -> None:
-    calls: list[str] = []
-
-    def rule(z: jax.Array, key: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda: calls.append("rule"))
-        return jnp.argmax(z)
-
-    run = jax.jit(functools.partial(logits.draw, reference, kind="full", rules=(rule,), top=0))
-    for sampling, ran in ((WARM, False), (Sampling(rule=rule), True)):
-        rows, state = rows_of([sampling], vocab=20, rules=(rule,))
-        jax.block_until_ready(run(random_logits(1, 20), rows, state))
-        jax.effects_barrier()
-        assert bool(calls) == ran
-
-
 @pytest.mark.thorough
 def test_draws_depend_neither_on_the_default_generator_nor_on_64_bits() -> None:
     program = Path(__file__).parents[1] / "programs" / "draws.py"
@@ -353,4 +278,4 @@ def test_no_likeliest_tokens_are_no_columns() -> None:
 def test_a_full_step_needs_a_state() -> None:
     rows, _ = rows_of([WARM], vocab=9)
     with pytest.raises(ValueError, match=r"'full' needs a state, got state=None\. Pass a State\."):
-        logits.draw(reference, random_logits(1, 9), rows, None, kind="full", rules=(), top=0)
+        logits.draw(reference, random_logits(1, 9), rows, None, kind="full", top=0)

@@ -28,7 +28,7 @@ def _batch(tokens, rows, columns):
         frequency_penalty=floats(),
         presence_penalty=floats(),
         bans=rng.random(rows) < 0.5,
-        rules=integers(rows),
+        ruled=rng.random(rows) < 0.5,
         keys=rng.integers(0, 2**32, (rows, 2), dtype=np.uint32),
     )
     return Batch(
@@ -65,7 +65,7 @@ def test_arrays_come_back_with_padding(tokens, rows, targets):
     for name in ("counts", "lengths", "samples", "temperature", "tables"):
         assert not padding[name].any(), name
     assert (padding["slots"] == 9).all()
-    assert (padding["rules"] == -1).all()
+    assert not padding["ruled"].any()
 
 
 def test_columns_that_the_batch_lacks_are_zero():

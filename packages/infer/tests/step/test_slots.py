@@ -60,11 +60,9 @@ def test_options_of_rows() -> None:
     samplings = [
         Sampling(temperature=0, min_tokens=3),
         Sampling(top_k=5, top_p=0.9, min_p=0.1, min_tokens=3),
-        Sampling(repetition_penalty=1.5, frequency_penalty=-1, presence_penalty=2),
+        Sampling(repetition_penalty=1.5, frequency_penalty=-1, presence_penalty=2, rule=max),
     ]
-    options = slots.row_options(
-        samplings, seeds=[1, 2, 2**40], outputs=[2, 3, 0], rules=[-1, 1, -1]
-    )
+    options = slots.row_options(samplings, seeds=[1, 2, 2**40], outputs=[2, 3, 0])
     third = [np.float32(x) for x in (0.9, 0.1)]
     assert options.temperature.tolist() == [0, 1, 1]
     assert options.top_k.tolist() == [0, 5, 0]
@@ -74,12 +72,12 @@ def test_options_of_rows() -> None:
     assert options.frequency_penalty.tolist() == [0, 0, -1]
     assert options.presence_penalty.tolist() == [0, 0, 2]
     assert options.bans.tolist() == [True, False, False]
-    assert options.rules.tolist() == [-1, 1, -1]
+    assert options.ruled.tolist() == [False, False, True]
     assert options.keys.tolist() == [[0, 1], [0, 2], [256, 0]]
 
 
 def test_no_rows_are_arrays_too() -> None:
-    options = slots.row_options([], seeds=[], outputs=[], rules=[])
+    options = slots.row_options([], seeds=[], outputs=[])
     assert [x.shape for x in options] == [(0,)] * 9 + [(0, 2)]
 
 
@@ -192,26 +190,7 @@ def test_what_the_engine_lacks_is_refused(
         slots.check_request(Sampling(**options), **ENGINE | engine)
 
 
-@pytest.mark.parametrize(
-    "rule, returned",
-    [
-        (lambda z, key: z, r"float32\[100\]"),
-        (lambda z, key: z[0], r"float32\[\]"),
-        (lambda z, key: (1, 2), r"\(ShapeDtypeStruct"),
-        (lambda z, key: None, "None"),
-    ],
-)
-@pytest.mark.parameter("rule", refuses=True)
-def test_a_rule_must_return_a_token(rule: Any, returned: str) -> None:
-    message = f"rule must return one integer, the token id, got rule=.* that returns .*{returned}"
-    with pytest.raises(TypeError, match=message):
-        slots.check_request(Sampling(rule=rule), **ENGINE)
-
-
 def test_what_the_engine_has_is_accepted() -> None:
-    def rule(z: Any, key: Any) -> Any:
-        return jax.random.categorical(key, z)
-
     sampling = Sampling(
         logit_bias={99: 1.0},
         stop_token_ids=[99],
@@ -220,6 +199,5 @@ def test_what_the_engine_has_is_accepted() -> None:
         adapter=1,
         stop="END",
         skip_special_tokens=False,
-        rule=rule,
     )
     slots.check_request(sampling, **ENGINE)

@@ -25,23 +25,22 @@ class Batches:
     """
 
     def __init__(self, max_rows: int):
-        neutral = row_options([Sampling()], seeds=[0], outputs=[0], rules=[-1])
+        neutral = row_options([Sampling()], seeds=[0], outputs=[0])
         self._options = RowOptions(*(np.repeat(x, max_rows, axis=0) for x in neutral))
         self._adapters = np.full(max_rows, -1, np.int32)
         # Length of a request from which its stop ids are allowed.
         self._unbanned_from = np.zeros(max_rows, np.int64)
 
-    def admit(self, slot: int, request: Request, *, rule: int, place: int) -> None:
+    def admit(self, slot: int, request: Request, *, place: int) -> None:
         """Sets the options of a slot.
 
         Args:
             slot: The slot.
             request: The request that it belongs to from now on.
-            rule: Index of its rule among the engine's, or -1.
             place: Place of its adapter in the stack, or -1.
         """
         s = request.sampling
-        row = row_options([s], seeds=[request.seed], outputs=[0], rules=[rule])
+        row = row_options([s], seeds=[request.seed], outputs=[0])
         for column, value in zip(self._options, row, strict=True):
             column[slot] = value[0]
         self._adapters[slot] = place

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class Request:
         streams: Whether the sink wants pieces.
         targets: Tokens to score: for each token of the prompt the one after it, -1 for none.
         deadline: Value of `time.monotonic()` at which the request ends, or None.
+        rule: Program of `Sampling.rule`, or None.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Request:
         streams: bool = False,
         targets: np.ndarray | None = None,
         deadline: float | None = None,
+        rule: Any = None,
     ):
         self.scheduled, self.sampling, self.seed = scheduled, sampling, seed
-        self.targets, self.deadline = targets, deadline
+        self.targets, self.deadline, self.rule = targets, deadline, rule
         self._sink, self._streams, self._vocab_size = sink, streams, vocab_size
         self.eos_ids = eos_ids
         ends = () if sampling.ignore_eos else eos_ids

@@ -27,13 +27,19 @@ from dovetail_infer.run.request import Request
 from dovetail_infer.schedule.plan import Plan
 from dovetail_infer.schedule.scheduler import Scheduler
 from dovetail_infer.stats import PageStats, Stats
+from dovetail_infer.step import rules
 from dovetail_infer.step.batch import Results
-from dovetail_infer.step.executor import Executor, Handle, Want
+from dovetail_infer.step.executor import Executor
+from dovetail_infer.step.handle import Handle, Want
 from dovetail_infer.step.logits import Kind
 from dovetail_infer.step.slots import needs_full, slot_state
 
 _log = logging.getLogger(__name__)
 NAN = "the logits of the model have NaN or +inf, or every token is banned: check its weights"
+REFUSED = (
+    "rule must return the id of a token that is not cut, got another id at run time: return "
+    "jax.random.categorical(key, logits), for example"
+)
 MAX_VERSION = 2**31 - 1  # `Completion.versions` are int32
 
 
@@ -77,6 +83,7 @@ class Steps:
         self._record_experts, self._overlap = record_experts, overlap
         self._batches = Batches(scheduler.limits.max_rows)
         self._changed_slots: set[int] = set()  # slots whose state on the device is not neutral
+        self._rules: dict[int, Any] = {}  # programs, by slot
         self._requests: dict[int, Request] = {}
         self._started: _Started | None = None
         self._paused = self._asleep = False
@@ -300,7 +307,7 @@ class Steps:
                     self._admit(row.slot, self._requests[row.request_id])
             batch = self._batches.build(plan, self._requests, self._scheduler.tables)
             kind, want = self._kind(plan)
-            handle = self._executor.dispatch(batch, kind=kind, want=want)
+            handle = self._executor.dispatch(batch, kind=kind, want=want, rules=self._rules)
         except Exception as error:
             self.settle()
             self._fail(plan, error)
@@ -310,10 +317,12 @@ class Steps:
         return _Started(plan, handle)
 
     def _admit(self, slot: int, request: Request) -> None:
-        rule = request.sampling.rule
-        index = -1 if rule is None else self._executor.add_rule(rule)
         place = self.adapters.place(request.sampling.adapter)
-        self._batches.admit(slot, request, rule=index, place=place)
+        self._batches.admit(slot, request, place=place)
+        if request.rule is not None:
+            self._rules[slot] = request.rule
+        else:
+            self._rules.pop(slot, None)
         full = needs_full(request.sampling)
         if full or slot in self._changed_slots:
             ids, prompt = request.scheduled.ids, request.scheduled.prompt_length
@@ -365,7 +374,7 @@ class Steps:
     def _draw(self, request: Request, results: Results, row: int) -> None:
         token = int(results.tokens[row])
         if token < 0:
-            self.finish(request, "error", error=NAN)
+            self.finish(request, "error", error=REFUSED if token == rules.REFUSED else NAN)
             return
         if not self._scheduler.sampled(request.request_id, token):
             return  # drawn from a cache that was lost: the request is computed again

@@ -21,6 +21,7 @@ from dovetail_infer.run.request import Request
 from dovetail_infer.run.stream import Stream
 from dovetail_infer.sampling import Sampling, fold_seed
 from dovetail_infer.schedule.sequence import Sequence as Scheduled
+from dovetail_infer.step.rules import Rules
 from dovetail_infer.step.slots import check_request
 from dovetail_infer.types import Tokenizer
 
@@ -65,6 +66,7 @@ class Submission:
 
     Attributes:
         loop: Runs them.
+        rules: Compiles the rules of options.
         tokenizer: For text, or None.
         eos_ids: Ids that end a completion.
         vocab_size: Number of token ids.
@@ -75,6 +77,7 @@ class Submission:
     """
 
     loop: Loop
+    rules: Rules
     tokenizer: Tokenizer | None
     eos_ids: tuple[int, ...]
     vocab_size: int
@@ -142,6 +145,8 @@ class Submission:
             adapters=self.adapters,
             tokenizer=self.tokenizer,
         )
+        if sampling.rule is not None:
+            self.rules.program(sampling.rule)
 
     def run(
         self,
@@ -209,6 +214,7 @@ class Submission:
             targets = np.array([*ids[1:], -1], np.int32)
         wait_s = sampling.deadline_s
         deadline = None if wait_s is None else begin + wait_s
+        rule = None if sampling.rule is None else self.rules.program(sampling.rule)
 
         def make(request_id: int) -> Request:
             made(request_id)
@@ -230,6 +236,7 @@ class Submission:
                 streams=streams,
                 targets=targets,
                 deadline=deadline,
+                rule=rule,
             )
 
         return make

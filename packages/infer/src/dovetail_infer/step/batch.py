@@ -27,7 +27,7 @@ class RowOptions(NamedTuple):
         frequency_penalty: 0 for none.
         presence_penalty: 0 for none.
         bans: Whether the row's stop ids are banned at this step (`min_tokens`).
-        rules: Index of the row's rule among the engine's, or -1.
+        ruled: Whether a rule draws for the row.
         keys: Data of the threefry key of the row's seed.
     """
 
@@ -39,7 +39,7 @@ class RowOptions(NamedTuple):
     frequency_penalty: Float32[np.ndarray, " R"]
     presence_penalty: Float32[np.ndarray, " R"]
     bans: Bool[np.ndarray, " R"]
-    rules: Int32[np.ndarray, " R"]
+    ruled: Bool[np.ndarray, " R"]
     keys: UInt32[np.ndarray, "R 2"]
 
 
@@ -106,7 +106,8 @@ class Results(NamedTuple):
     """Output of a step, for the rows of its `Batch`.
 
     Attributes:
-        tokens: Drawn tokens; -1 where the logits have NaN or nothing above -inf is left.
+        tokens: Drawn tokens; -1 where the logits have NaN or nothing above -inf is left, -2 where a
+            rule returned an id outside the vocabulary or a cut one.
         logprobs: log softmax(logits) of each, before any change of the logits.
         sampled_logprobs: log p in the distribution that the token was drawn from.
         log_mass: Log of the probability that the filters kept.

@@ -127,7 +127,7 @@ def least_kind(kind: Kind, batch: Batch) -> Kind:
     """Returns the first kind that gives the results of `kind` for the rows of a step."""
     if kind not in ("greedy", "plain"):
         return kind
-    if (batch.options.rules >= 0).any():
+    if (batch.samples & batch.options.ruled).any():
         return "full"
     return "plain" if (batch.samples & (batch.options.temperature > 0)).any() else "greedy"
 

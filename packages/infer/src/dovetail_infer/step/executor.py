@@ -10,31 +10,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from dovetail_infer.sampling import Rule
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.step import logits as logit
-from dovetail_infer.step.batch import Batch, Results, Scores, SlotState
+from dovetail_infer.step import rules as ruling
+from dovetail_infer.step.batch import Batch, SlotState
 from dovetail_infer.step.buckets import Bucket, lattice, least_kind, smallest
+from dovetail_infer.step.handle import Handle, Want
 from dovetail_infer.step.layout import Layout
 from dovetail_infer.step.placement import Placement
-from dovetail_infer.step.program import DeviceState, Outputs, StepFunction
+from dovetail_infer.step.program import DeviceState, StepFunction
 from dovetail_infer.step.weights import dotted_leaves, updated, with_adapter
 from dovetail_infer.types import Decoder, Operations
-
-_log = logging.getLogger(__name__)
-_MANY_RULES = 8  # more than a program writes by hand
-Want = Literal["top", "kept", "prompt", "experts"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,14 +39,14 @@ class Program:
 
     Attributes:
         bucket: Its size.
-        rules: Number of `Sampling.rule`s that it can apply.
+        ruled: Whether it gives each `Sampling.rule` its logits. Compiled at the first rule.
         compiled: Whether it is compiled.
         compile_s: Seconds of compilation; 0 before.
         bytes: Temporary memory and outputs; 0 before it is compiled.
     """
 
     bucket: Bucket
-    rules: int
+    ruled: bool
     compiled: bool
     compile_s: float
     bytes: int
@@ -61,52 +57,6 @@ class _Compiled:
     call: Any
     compile_s: float
     bytes: int
-
-
-class Handle:
-    """A step that the device computes.
-
-    Args:
-        outputs: Its outputs.
-        rows: Number of rows without padding.
-        tokens: Number of tokens without padding.
-        want: Outputs to read beside tokens and their log-probabilities.
-    """
-
-    def __init__(self, outputs: Outputs, *, rows: int, tokens: int, want: Collection[Want]):
-        self._outputs, self._rows, self._tokens = outputs, rows, tokens
-        self._want = want
-        for array in jax.tree.leaves((outputs.packed, [self._of(name) for name in want])):
-            array.copy_to_host_async()
-
-    def done(self) -> bool:
-        """Tests whether `read` would not wait."""
-        packed: Any = self._outputs.packed  # the type has no is_ready
-        return packed.is_ready()
-
-    def read(self) -> Results:
-        """Waits for the step and returns its results."""
-        packed = np.asarray(self._outputs.packed)[: self._rows]
-        numbers = np.ascontiguousarray(packed[:, 1:].T).view(np.float32)
-        values = {name: self._host(name) for name in ("top", "kept", "prompt", "experts")}
-        return Results(packed[:, 0].copy(), *numbers, **values)
-
-    def _of(self, name: Want) -> Any:
-        value = getattr(self._outputs, name)
-        if value is None:
-            raise ValueError(
-                f"A step must compute what it is asked for, got want={name!r} of a program "
-                "without it. Use kind='full' for top and kept, kind='score' for prompt, and a "
-                "layout with record_experts for experts."
-            )
-        return value
-
-    def _host(self, name: Any) -> Any:
-        if name not in self._want:
-            return None
-        count = self._tokens if name in ("prompt", "experts") else self._rows
-        value: Any = jax.tree.map(lambda x: np.asarray(x)[:count], self._of(name))
-        return Scores._make(value) if isinstance(value, logit.DeviceScores) else value
 
 
 class Executor:
@@ -161,15 +111,15 @@ class Executor:
             invariant=invariant,
             gpu=self._place.platform == "gpu",
         )
-        self._rules: tuple[Rule, ...] = ()
-        self._compiled: dict[tuple[Bucket, int], _Compiled] = {}
-        self._choices: dict[tuple[Any, ...], tuple[Bucket, int]] = {}
+        self.rules = ruling.Rules(self._shapes().slots, self._place)
+        self._compiled: dict[tuple[Bucket, bool], _Compiled] = {}
+        self._choices: dict[tuple[Any, ...], tuple[Bucket, bool]] = {}
         self._host_parameters: tuple[Any, ...] | None = None
         self._state: DeviceState | None = self._fresh_state()
 
     def programs(self) -> list[Program]:
         """Returns all programs, compiled or not."""
-        keys = [(bucket, 0) for bucket in self._lattice]
+        keys = [(bucket, False) for bucket in self._lattice]
         keys += [key for key in list(self._compiled) if key not in keys]  # other threads ask too
         return [self._program(key) for key in keys]
 
@@ -194,32 +144,23 @@ class Executor:
                 "host. Call resume() first."
             )
         wanted = self._lattice if which is None else tuple(which)
-        keys = [(bucket, 0) for bucket in wanted if (bucket, 0) not in self._compiled]
+        keys = [(b, False) for b in wanted if (b, False) not in self._compiled]
         with ThreadPoolExecutor(threads) as pool:
             futures = {key: pool.submit(_compile, self._lower(*key)) for key in keys}
             for key, future in futures.items():
                 self._compiled[key] = future.result()
         self._choices.clear()
         _ = self._set_slot
-        return [self._program((bucket, 0)) for bucket in wanted]
+        return [self._program((bucket, False)) for bucket in wanted]
 
-    def add_rule(self, rule: Rule) -> int:
-        """Returns the index of a rule for `RowOptions.rules`. A new one compiles at its first step.
-
-        Steps without a rule keep their programs.
-        """
-        if rule not in self._rules:
-            self._rules = (*self._rules, rule)
-            self._choices.clear()
-            if len(self._rules) > _MANY_RULES:
-                _log.warning(
-                    "%d different rules: each compiles its steps and is never forgotten. Give "
-                    "requests the same function, not a new lambda each.",
-                    len(self._rules),
-                )
-        return self._rules.index(rule)
-
-    def dispatch(self, batch: Batch, *, kind: logit.Kind, want: Collection[Want] = ()) -> Handle:
+    def dispatch(
+        self,
+        batch: Batch,
+        *,
+        kind: logit.Kind,
+        want: Collection[Want] = (),
+        rules: Mapping[int, Any] | None = None,
+    ) -> Handle:
         """Starts a step.
 
         A program that is not compiled is compiled first; `late_compiles` counts these.
@@ -228,6 +169,7 @@ class Executor:
             batch: Input, without padding.
             kind: What the step needs.
             want: Outputs to read beside tokens and their log-probabilities.
+            rules: Program of each slot with a rule, of `rules`.
 
         Returns:
             The running step. Steps run in the order of their dispatch.
@@ -236,16 +178,19 @@ class Executor:
             RuntimeError: The state is released, or a failed step took it: call `rebuild`.
         """
         tokens, rows = len(batch.tokens), len(batch.counts)
-        last = batch.options.rules.max(initial=-1)
-        if last >= len(self._rules):
-            raise RuntimeError("a step needs its rules, got one that does not compile: mend it")
-        rules = len(self._rules) if last >= 0 else 0
-        key = self._choose(batch, least_kind(kind, batch), rules)
+        ruled = bool((batch.samples & batch.options.ruled).any())
+        key = self._choose(batch, least_kind(kind, batch), ruled)
         vector = self._function.packing(key[0]).pack(batch)
         call = self._compiled[key].call
         state, self._state = self._live_state(), None  # a failed call may have taken its buffers
-        self._state, outputs = call(self._parameters, state, vector)
-        return Handle(outputs, rows=rows, tokens=tokens, want=want)
+        state, outputs = call(self._parameters, state, vector)
+        drawn: list[ruling.Ruled] = []
+        if ruled:
+            given = outputs.blocks, state.last, state.slots
+            last, slots, drawn = ruling.draw(rules or {}, batch, *given)
+            state = state._replace(last=last, slots=slots)
+        self._state = state
+        return Handle(outputs, drawn, rows=rows, tokens=tokens, want=want)
 
     def set_slot(self, slot: int, state: SlotState) -> None:
         """Replaces what the device keeps about the request of a slot."""
@@ -329,28 +274,22 @@ class Executor:
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes()
         )
 
-    def _choose(self, batch: Batch, kind: logit.Kind, rules: int) -> tuple[Bucket, int]:
+    def _choose(self, batch: Batch, kind: logit.Kind, ruled: bool) -> tuple[Bucket, bool]:
         """Returns the program of a step, compiled."""
         tokens, rows, single = len(batch.tokens), len(batch.counts), (batch.counts == 1).all()
-        step = tokens, rows, kind, bool(single), rules
+        step = tokens, rows, kind, bool(single), ruled
         choice = self._choices.get(step)
         if choice is None:
             bucket = smallest(self._lattice, tokens=tokens, rows=rows, kind=kind, single=step[3])
-            choice = bucket, rules
+            choice = bucket, ruled
             if choice not in self._compiled:
-                try:
-                    self._compiled[choice] = _compile(self._lower(*choice))
-                except Exception:
-                    if rules:  # a rule that does not compile must not fail later steps
-                        compiled = max(count for _, count in [*self._compiled, (None, 0)])
-                        self._rules = self._rules[:compiled]
-                    raise
-                self.late_compiles += rules == 0
+                self._compiled[choice] = _compile(self._lower(*choice))
+                self.late_compiles += not ruled
             self._choices[step] = choice
         return choice
 
-    def _lower(self, bucket: Bucket, rules: int) -> Any:
-        function = self._function.of(bucket, self._rules[:rules])
+    def _lower(self, bucket: Bucket, ruled: bool) -> Any:
+        function = self._function.of(bucket, ruled=ruled)
         state, whole = self._shapes(), self._place.whole
         places = jax.tree.map(lambda x: x.sharding, state)
         size = self._function.packing(bucket).size
@@ -375,11 +314,11 @@ class Executor:
             jitted = jax.jit(put, donate_argnums=0, out_shardings=places)
             return jitted.lower(slots, slot, row).compile()
 
-    def _program(self, key: tuple[Bucket, int]) -> Program:
+    def _program(self, key: tuple[Bucket, bool]) -> Program:
         made = self._compiled.get(key)
         return Program(
             bucket=key[0],
-            rules=key[1],
+            ruled=key[1],
             compiled=made is not None,
             compile_s=0.0 if made is None else made.compile_s,
             bytes=0 if made is None else made.bytes,

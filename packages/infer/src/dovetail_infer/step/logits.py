@@ -24,9 +24,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Float32, Int, Int32, UInt32
+from jaxtyping import Bool, Float, Float32, Int, Int32, Key, UInt32
 
-from dovetail_infer.sampling import Rule
 from dovetail_infer.types import Operations
 
 Kind = Literal["greedy", "plain", "full", "score"]
@@ -44,7 +43,7 @@ class Rows(NamedTuple):
         frequency_penalty: 0 for none.
         presence_penalty: 0 for none.
         bans: Whether the row's stop ids are banned.
-        rules: Index of the row's rule, or -1.
+        ruled: Whether a rule draws for the row, see `rules`.
         keys: Data of the row's threefry key.
         positions: Position of the token to draw.
         slots: Slot of the row. Any value in rows of padding.
@@ -59,7 +58,7 @@ class Rows(NamedTuple):
     frequency_penalty: Float32[Array, " R"]
     presence_penalty: Float32[Array, " R"]
     bans: Bool[Array, " R"]
-    rules: Int32[Array, " R"]
+    ruled: Bool[Array, " R"]
     keys: UInt32[Array, "R 2"]
     positions: Int32[Array, " R"]
     slots: Int32[Array, " R"]
@@ -102,13 +101,14 @@ class Drawn(NamedTuple):
     """Result of `draw`. A row with token -1 has NaN as numbers.
 
     Attributes:
-        tokens: Drawn tokens. -1: the row does not sample, its logits have NaN or +inf, nothing is
-            left to draw, or its rule returned an id outside the vocabulary or a cut one.
+        tokens: Drawn tokens. -1: the row does not sample, its logits have NaN or +inf, or nothing
+            is left to draw.
         logprobs: log softmax(logits) of the token, before any change of the logits.
         sampled_logprobs: log p in the distribution that the token was drawn from.
         log_mass: Log of the probability that the filters kept.
         scores: Of the token, with the K likeliest; None unless `reads_state`.
         kept: Bits of the kept tokens; None unless `reads_state`.
+        warped: Warped logits; None unless asked for.
     """
 
     tokens: Int32[Array, " R"]
@@ -117,6 +117,7 @@ class Drawn(NamedTuple):
     log_mass: Float32[Array, " R"]
     scores: DeviceScores | None
     kept: UInt32[Array, "R W"] | None
+    warped: Float32[Array, "R V"] | None
 
 
 def reads_state(kind: Kind) -> bool:
@@ -131,8 +132,8 @@ def draw(
     state: State | None,
     *,
     kind: Kind,
-    rules: tuple[Rule, ...],
     top: int,
+    ruled: bool = False,
     branches: bool = True,
 ) -> Drawn:
     """Draws a token of each row and computes its log-probabilities.
@@ -144,9 +145,9 @@ def draw(
         state: Of all slots. Read if `reads_state`.
         kind: "greedy" reads no option: no row may have a temperature. "plain" reads temperature and
             filters alone. "full" and "score" read all options.
-        rules: Functions of (warped logits f32[V], key) that draw for the rows with their index.
         top: K.
-        branches: Whether a conditional skips the draws, and a rule, if no row needs them.
+        ruled: Whether to return the warped logits, for rules.
+        branches: Whether a conditional skips the draws if no row needs them.
 
     Returns:
         Tokens and their log-probabilities.
@@ -159,20 +160,18 @@ def draw(
     raw, best = _peak(z), _peak(changed)
     kept = _one_bit(best.token, z.shape[1]) if full else None
     zero = jnp.zeros(best.token.shape, jnp.float32)
-    greedy = _Choice(best.token, zero, zero, kept)
-    choose = functools.partial(
-        _choose, operations, changed, best, rows, rules if full else (), greedy, branches
-    )
+    greedy = _Choice(best.token, zero, zero, kept, None)
+    choose = functools.partial(_choose, operations, changed, best, rows, greedy, ruled)
     if kind == "greedy":
         choice = greedy
-    elif branches:
-        warm = rows.samples & ((rows.temperature > 0) | (rows.rules >= 0))
+    elif branches and not ruled:
+        warm = rows.samples & (rows.temperature > 0)
         choice = jax.lax.cond(warm.any(), choose, lambda: greedy)
     else:
         choice = choose()
     # NaN in the logits may have vanished from the changed ones, behind a ban.
     valid = rows.samples & jnp.isfinite(raw.mass) & jnp.isfinite(best.value) & (choice.tokens >= 0)
-    logprobs = _at(z, choice.tokens) - raw.value - jnp.log(raw.mass)
+    logprobs = at(z, choice.tokens) - raw.value - jnp.log(raw.mass)
     tokens = jnp.where(valid, choice.tokens, -1)
     return Drawn(
         tokens=tokens,
@@ -181,6 +180,7 @@ def draw(
         log_mass=jnp.where(valid, choice.log_mass, jnp.nan),
         scores=score(z, tokens, top=top) if full else None,
         kept=choice.kept,
+        warped=choice.warped,
     )
 
 
@@ -214,7 +214,7 @@ def score(logits: Float[Array, "M V"], tokens: Int[Array, " M"], *, top: int) ->
     peak = _peak(z)
     valid = jnp.isfinite(peak.mass)
     normal = peak.value + jnp.log(peak.mass)
-    logit = _at(z, tokens)
+    logit = at(z, tokens)
     largest, ids = jax.lax.top_k(z, top)
     likelier = jnp.sum(z > logit[:, None], axis=1, dtype=jnp.int32)
     given = valid & (tokens >= 0)
@@ -258,6 +258,7 @@ class _Choice(NamedTuple):
     sampled_logprobs: Array
     log_mass: Array
     kept: Array | None
+    warped: Array | None
 
 
 def _peak(z: Array) -> _Peak:
@@ -268,7 +269,14 @@ def _peak(z: Array) -> _Peak:
     return _Peak(value, token, jnp.sum(jnp.exp(z - value[:, None]), axis=1))
 
 
-def _at(z: Array, tokens: Array) -> Array:
+def row_keys(keys: UInt32[Array, "R 2"], positions: Int32[Array, " R"]) -> Key[Array, " R"]:
+    """Returns the key of each row's draw, from the data of its seed's key and its position."""
+    seeds = jax.random.wrap_key_data(keys, impl="threefry2x32")
+    return jax.vmap(jax.random.fold_in)(seeds, positions)
+
+
+def at(z: Float[Array, "R V"], tokens: Int[Array, " R"]) -> Float[Array, " R"]:
+    """Returns the entry of each row at its token. One outside the row is the nearest."""
     places = jnp.clip(tokens, 0, z.shape[1] - 1)[:, None]
     return jnp.take_along_axis(z, places, axis=1)[:, 0]
 
@@ -278,9 +286,8 @@ def _choose(
     z: Array,
     best: _Peak,
     rows: Rows,
-    rules: tuple[Rule, ...],
     greedy: _Choice,
-    branches: bool,
+    ruled: bool,
 ) -> _Choice:
     """Returns the draws, and for rows without a temperature those of `greedy`.
 
@@ -289,9 +296,8 @@ def _choose(
         z: Changed logits [R, V].
         best: Their largest.
         rows: Options.
-        rules: The engine's rules.
         greedy: Choice of the greedy rows.
-        branches: As in `draw`.
+        ruled: Whether to return the warped logits.
     """
     warped = operations.warp_logits(
         z,
@@ -300,11 +306,8 @@ def _choose(
         top_p=rows.top_p,
         min_p=rows.min_p,
     )
-    keys = jax.random.wrap_key_data(rows.keys, impl="threefry2x32")
-    keys = jax.vmap(jax.random.fold_in)(keys, rows.positions)
+    keys = row_keys(rows.keys, rows.positions)
     tokens = operations.sample(warped, keys=keys).astype(jnp.int32)
-    for i, rule in enumerate(rules):
-        tokens = _by_rule(rule, rows.rules == i, warped, keys, tokens, branches)
     kept = warped > -jnp.inf
     weight = jnp.sum(jnp.exp(warped), axis=1)
     scale = jnp.where(rows.temperature > 0, rows.temperature, 1)[:, None]
@@ -313,39 +316,16 @@ def _choose(
     log_mass = jnp.where(rows.temperature > 0, -jnp.log1p(cut / weight), 0)
     drawn = _Choice(
         tokens,
-        # The distribution of a rule is its own.
-        jnp.where(rows.rules < 0, _at(warped, tokens) - jnp.log(weight), jnp.nan),
+        at(warped, tokens) - jnp.log(weight),
         log_mass,
         None if greedy.kept is None else _bits(kept),
+        None,
     )
-    warm = (rows.temperature > 0) | (rows.rules >= 0)
-    return jax.tree.map(
+    warm = (rows.temperature > 0) | rows.ruled if ruled else rows.temperature > 0
+    choice = jax.tree.map(
         lambda a, b: jnp.where(warm.reshape(-1, *[1] * (a.ndim - 1)), a, b), drawn, greedy
     )
-
-
-def _by_rule(
-    rule: Rule, uses: Array, warped: Array, keys: Array, tokens: Array, branches: bool
-) -> Array:
-    """Returns the tokens, with those of a rule in the rows that use it.
-
-    Args:
-        rule: Function of (warped logits, key).
-        uses: Whether a row uses it [R].
-        warped: Warped logits [R, V].
-        keys: Keys [R].
-        tokens: Tokens [R].
-        branches: As in `draw`.
-    """
-
-    def ruled() -> Array:
-        drawn = jax.vmap(rule)(warped, keys)
-        inside = (drawn >= 0) & (drawn < warped.shape[1])
-        drawn = jnp.where(inside, drawn, 0).astype(jnp.int32)
-        drawn = jnp.where(inside & (_at(warped, drawn) > -jnp.inf), drawn, -1)
-        return jnp.where(uses, drawn, tokens)
-
-    return jax.lax.cond(uses.any(), ruled, lambda: tokens) if branches else ruled()
+    return choice._replace(warped=warped) if ruled else choice
 
 
 def _bits(kept: Array) -> Array:

@@ -32,7 +32,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "frequency_penalty": (np.float32, 0),
     "presence_penalty": (np.float32, 0),
     "bans": (np.bool_, 0),
-    "rules": (np.int32, -1),
+    "ruled": (np.bool_, 0),
     "keys": (np.uint32, 0),
 }
 

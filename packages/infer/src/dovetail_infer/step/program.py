@@ -23,13 +23,13 @@ from jax import Array
 from jax.sharding import Sharding
 from jaxtyping import Float, Int32
 
-from dovetail_infer.sampling import Rule
 from dovetail_infer.step import logits as logit
 from dovetail_infer.step.attend import PagedAttention, Pages, Requests, requests
 from dovetail_infer.step.batch import Batch
 from dovetail_infer.step.buckets import Bucket
 from dovetail_infer.step.layout import Layout
 from dovetail_infer.step.packing import Packing
+from dovetail_infer.step.rules import Block, blocks
 from dovetail_infer.types import Operations
 
 # Rows of a chunk whose logits exist at once, for log-probabilities of prompts.
@@ -59,6 +59,7 @@ class Outputs(NamedTuple):
         kept: Bits of the kept tokens; None but for "full" and "score".
         prompt: Scores of the targets; None but for "score".
         experts: Experts of each token; None unless recorded.
+        blocks: Logits and warped logits, for rules; None unless asked for.
     """
 
     packed: Int32[Array, "R 4"]
@@ -66,6 +67,7 @@ class Outputs(NamedTuple):
     kept: Array | None
     prompt: logit.DeviceScores | None
     experts: Int32[Array, "N L E"] | None
+    blocks: tuple[Block, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +112,14 @@ class StepFunction:
         )
 
     def of(
-        self, bucket: Bucket, rules: tuple[Rule, ...] = ()
+        self, bucket: Bucket, *, ruled: bool = False
     ) -> Callable[..., tuple[DeviceState, Outputs]]:
-        """Returns the function (parameters, state, vector) -> (state, outputs) of a bucket."""
+        """Returns the function (parameters, state, vector) -> (state, outputs) of a bucket.
+
+        Args:
+            bucket: Size of the step.
+            ruled: Whether to return the logits, and to leave rows with a rule to `rules.draw`.
+        """
         packing = self.packing(bucket)
 
         def step(
@@ -126,8 +133,10 @@ class StepFunction:
             x, pools, experts = self._features(model, state, batch, rows)
             # A row of padding reads any features: nothing of it is kept.
             last = x if bucket.single else x[jnp.maximum(rows.starts[1:] - 1, 0)]
-            drawn = self._draw(self._logits(model, last), state.slots, batch, bucket, rules)
-            state = self._next(state, pools, batch, drawn, bucket)
+            logits = self._logits(model, last)
+            drawn = self._draw(logits, state.slots, batch, bucket, ruled)
+            stored = batch.samples & ~batch.options.ruled if ruled else batch.samples
+            state = self._next(state, pools, batch._replace(samples=stored), drawn, bucket)
             numbers = (drawn.logprobs, drawn.sampled_logprobs, drawn.log_mass)
             bits = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in numbers)
             scored = bucket.kind == "score"
@@ -137,6 +146,9 @@ class StepFunction:
                 kept=drawn.kept,
                 prompt=self._scores(model, x, batch.targets) if scored else None,
                 experts=experts,
+                blocks=None
+                if drawn.warped is None
+                else blocks(logits.astype(jnp.float32), drawn.warped),
             )
 
         return step
@@ -184,7 +196,7 @@ class StepFunction:
         slots: logit.State,
         batch: Any,
         bucket: Bucket,
-        rules: tuple[Rule, ...],
+        ruled: bool,
     ) -> logit.Drawn:
         options = batch.options._asdict()
         rows = logit.Rows(
@@ -196,8 +208,8 @@ class StepFunction:
             rows,
             slots if logit.reads_state(bucket.kind) else None,
             kind=bucket.kind,
-            rules=rules,
             top=self.max_logprobs,
+            ruled=ruled,
             branches=self.branches,
         )
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, UInt32
 
 from dovetail_infer.completion import Kept
-from dovetail_infer.sampling import Rule, Sampling
+from dovetail_infer.sampling import Sampling
 from dovetail_infer.step.batch import RowOptions, SlotState
 from dovetail_infer.types import NamingTokenizer, Tokenizer
 
@@ -38,7 +36,6 @@ def check_request(
 
     Raises:
         ValueError: The engine does not have what an option names.
-        TypeError: The rule does not return a token id.
     """
     for name in ("logit_bias", "stop_token_ids"):
         wrong = [i for i in getattr(sampling, name) if i >= vocab_size]
@@ -70,20 +67,6 @@ def check_request(
         raise ValueError(
             "skip_special_tokens=False needs a tokenizer with decode_with_specials, got "
             f"tokenizer={tokenizer!r:.100}. Use dovetail_data.Pretrained, or True."
-        )
-    if sampling.rule is not None:
-        _check_rule(sampling.rule, vocab_size)
-
-
-def _check_rule(rule: Rule, vocab_size: int) -> None:
-    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    result = jax.eval_shape(rule, jax.ShapeDtypeStruct((vocab_size,), jnp.float32), key)
-    is_array = isinstance(result, jax.ShapeDtypeStruct)
-    if not is_array or result.shape != () or not jnp.issubdtype(result.dtype, jnp.integer):
-        came = f"{result.dtype}{list(result.shape)}" if is_array else repr(result)
-        raise TypeError(
-            f"rule must return one integer, the token id, got rule={rule!r} that returns {came}. "
-            "Return jax.random.categorical(key, logits), for example."
         )
 
 
@@ -137,7 +120,6 @@ def row_options(
     *,
     seeds: Sequence[int],
     outputs: Sequence[int],
-    rules: Sequence[int],
 ) -> RowOptions:
     """Returns the options of the rows of a step.
 
@@ -145,7 +127,6 @@ def row_options(
         samplings: Options of each row's request.
         seeds: Seed of each request.
         outputs: Number of tokens that each request has drawn before.
-        rules: Index of each request's rule among the engine's, or -1.
     """
 
     def column(name: str, dtype: type) -> np.ndarray:
@@ -161,7 +142,7 @@ def row_options(
         frequency_penalty=column("frequency_penalty", np.float32),
         presence_penalty=column("presence_penalty", np.float32),
         bans=np.array(bans, bool),
-        rules=np.array(rules, np.int32),
+        ruled=np.array([s.rule is not None for s in samplings], bool),
         keys=np.array([key_data(seed) for seed in seeds], np.uint32).reshape(-1, 2),
     )
 

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float32, Int, Int32
 
 from dovetail_infer.step.batch import Batch, Results, RowOptions
-from dovetail_infer.step.executor import Executor, Handle
+from dovetail_infer.step.executor import Executor
+from dovetail_infer.step.handle import Handle
 from dovetail_infer.step.logits import Kind
 
 
@@ -73,7 +74,7 @@ def options(rows: int, *, temperature: float = 0.0, keys: np.ndarray | None = No
         frequency_penalty=full(0.0),
         presence_penalty=full(0.0),
         bans=np.zeros(rows, np.bool_),
-        rules=np.full(rows, -1, np.int32),
+        ruled=np.zeros(rows, np.bool_),
         keys=np.zeros((rows, 2), np.uint32) if keys is None else keys,
     )
 

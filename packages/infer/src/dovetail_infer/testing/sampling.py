@@ -230,7 +230,6 @@ def draws(
         [sampling] * _DRAWS,
         seeds=range(_DRAWS),
         outputs=[len(_OUTPUT)] * _DRAWS,
-        rules=[-1] * _DRAWS,
     )
     rows = device.Rows(
         *map(jnp.asarray, options),
@@ -247,7 +246,7 @@ def draws(
 
 @functools.cache
 def _compiled(operations: Operations, kind: device.Kind) -> Callable[..., device.Drawn]:
-    return jax.jit(functools.partial(device.draw, operations, kind=kind, rules=(), top=4))
+    return jax.jit(functools.partial(device.draw, operations, kind=kind, top=4))
 
 
 def chi_square(tokens: np.ndarray, probabilities: np.ndarray) -> float:

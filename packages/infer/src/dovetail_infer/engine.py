@@ -134,15 +134,14 @@ class Engine:
         )
         step: dict[str, Any] = {"operations": operations, "layout": layout, "limits": limits}
         step |= {"max_logprobs": max_logprobs, "adapters": adapters, "invariant": invariant}
-        executor = Executor(model, **step)
+        self._executor = executor = Executor(model, **step)
         scheduler = Scheduler(limits, record=None if events is None else Recorder(events))
         loaded = Adapters(adapters)
         steps = Steps(
             scheduler, executor, adapters=loaded, record_experts=record_experts, overlap=overlap
         )
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
-        self._executor, self._steps = executor, steps
-        self._loop = Loop(steps, max_queue=max_queue)
+        self._steps, self._loop = steps, Loop(steps, max_queue=max_queue)
         weakref.finalize(self, self._loop.close)
         self._submission = Submission(
             loop=self._loop,

@@ -148,10 +148,10 @@ class Bytes:
 
     def decode_with_specials(self, ids: Sequence[int] | np.ndarray) -> str:
         """Decodes like `decode`, with the names of special ids at their places."""
-        names = {i: name.encode() for name, i in self._specials.items()}
-        array = require_integers("ids", ids).tolist()
-        content = [names.get(i, b"") if i > 255 else bytes([i]) for i in array]
-        return b"".join(content).decode("utf-8", errors="replace")
+        table = {i: name.encode() for name, i in self._specials.items()}
+        table |= {i: bytes([i]) for i in range(256)}
+        content = b"".join([table.get(i, b"") for i in require_integers("ids", ids).tolist()])
+        return content.decode("utf-8", errors="replace")
 
 
 def _pattern(specials: Iterable[str]) -> re.Pattern[str]:
@@ -355,15 +355,13 @@ class Pretrained:
         return self._tokenizer.id_to_token(token)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._tokenizer.decode(
-            require_integers("ids", ids).tolist(), skip_special_tokens=True
-        )
+        whole = require_integers("ids", ids).tolist()
+        return self._tokenizer.decode(whole, skip_special_tokens=True)
 
     def decode_with_specials(self, ids: Sequence[int] | np.ndarray) -> str:
         """Decodes like `decode`, with the names of special ids at their places."""
-        return self._tokenizer.decode(
-            require_integers("ids", ids).tolist(), skip_special_tokens=False
-        )
+        whole = require_integers("ids", ids).tolist()
+        return self._tokenizer.decode(whole, skip_special_tokens=False)
 
 
 def tokenizer_file(path: str | Path) -> Path:

@@ -11,9 +11,13 @@ newest update of either. Updates of other adapters leave its version, and its ca
 
 from __future__ import annotations
 
+import numbers
 import threading
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
+
+
+MAX_VERSION = 2**31 - 1  # `Completion.versions` are int32
 
 
 class Adapters(Collection[int]):
@@ -109,3 +113,30 @@ class Adapters(Collection[int]):
         fields += [] if salt is None else [salt.encode("utf-8", "surrogatepass")]
         framed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
         return blake2b(framed, digest_size=16).digest()
+
+
+def next_version(version: int | None, present: int) -> int:
+    """Returns the version of an update.
+
+    Args:
+        version: What was asked for. None: the next.
+        present: That of the weights that it replaces.
+
+    Raises:
+        ValueError: It is not above `present`, or no int32.
+        TypeError: It is no integer.
+    """
+    version = present + 1 if version is None else version
+    if isinstance(version, bool) or not isinstance(version, numbers.Integral):
+        raise TypeError(f"version must be an integer, got version={version!r}. Count updates.")
+    if version > MAX_VERSION:
+        raise ValueError(
+            f"version must be an int32, at most {MAX_VERSION}, got version={version}. Count "
+            "updates."
+        )
+    if version <= present:
+        raise ValueError(
+            f"version must be above that of the present weights, {present}, got "
+            f"version={version}. Count updates."
+        )
+    return int(version)

@@ -13,7 +13,6 @@ it, since steps donate it, so all other running requests are computed again from
 from __future__ import annotations
 
 import logging
-import numbers
 import threading
 import time
 from collections import Counter, deque
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dovetail_infer.completion import FinishReason
-from dovetail_infer.run.adapters import Adapters
+from dovetail_infer.run.adapters import Adapters, next_version
 from dovetail_infer.run.batches import Batches
 from dovetail_infer.run.request import Request
 from dovetail_infer.schedule.plan import Plan
@@ -40,7 +39,6 @@ REFUSED = (
     "rule must return the id of a token that is not cut, got another id at run time: return "
     "jax.random.categorical(key, logits), for example"
 )
-MAX_VERSION = 2**31 - 1  # `Completion.versions` are int32
 
 
 class _Started(NamedTuple):
@@ -216,22 +214,10 @@ class Steps:
             adapter: The adapter. None: all that `params` has.
         """
         present = self.adapters.newest if adapter is None else self.adapters.version(adapter)
-        version = present + 1 if version is None else version
-        if isinstance(version, bool) or not isinstance(version, numbers.Integral):
-            raise TypeError(f"version must be an integer, got version={version!r}. Count updates.")
-        if version > MAX_VERSION:
-            raise ValueError(
-                f"version must be an int32, at most {MAX_VERSION}, got version={version}. Count "
-                "updates."
-            )
-        if version <= present:
-            raise ValueError(
-                f"version must be above that of the present weights, {present}, got "
-                f"version={version}. Count updates."
-            )
+        number = next_version(version, present)
         place = None if adapter is None else self.adapters.place(adapter)
         self._executor.update_weights(params, place=place)
-        self.adapters.update(adapter, int(version))
+        self.adapters.update(adapter, number)
         requests = list(self._requests.values()) if adapter is None else self._with(adapter)
         if adapter is None:
             self._forget()

@@ -3,6 +3,7 @@
 """The public face, on one local cluster of three hosts."""
 
 import logging
+import re
 import signal
 import socket
 import threading
@@ -225,6 +226,22 @@ def test_output_has_the_ranks_name(cluster, capfd):
     lines = capfd.readouterr().err.splitlines()
     for rank in range(3):
         assert f"[rank {rank}] hello from {rank}" in lines
+
+
+@pytest.mark.capability("a stopped rank, named with all stacks")
+def test_a_stopped_rank_is_named_in_the_report(cluster, job, caplog):
+    job.start(cluster, stall_s=5.0, hosts=(3,))
+    for rank in range(3):  # any of them may be on host 1
+        job.wait(step=2, rank=rank)
+    with caplog.at_level(logging.WARNING, "dovetail_cluster"):
+        cluster.host(1).stop()
+        job.wait(generation=1, step=4)
+    result = job.end()
+    # A warning that a rank is behind may come before, where the machine is slow.
+    report = next(r.message for r in caplog.records if r.message.startswith("The job is stuck"))
+    assert re.match(r"The job is stuck: rank \d on local host 1 ", report)
+    assert "in train" in report  # the others wait in the collective of the function
+    assert result.states["stuck"] >= 5.0
 
 
 @pytest.mark.costly("it starts the hosts of its file")

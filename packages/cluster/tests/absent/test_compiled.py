@@ -124,6 +124,7 @@ def test_an_error_of_build_is_raised_with_its_traceback():
         compiled(build, target=devices("CPU x 3"))
 
 
+@pytest.mark.thorough
 def test_what_is_no_program_is_refused():
     with pytest.raises(BuildError, match=r"an object with lower\(\), .* got int; return jax\.jit"):
         compiled(lambda devices: 3, target=devices("CPU"))
@@ -165,6 +166,7 @@ def test_an_abort_of_the_compiler_is_a_result_with_its_last_words():
     assert "Check failed: a kernel" in program.reason
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_before_it_compiles_is_told():
     with pytest.raises(BuildError, match="the process ended with exit code 7, without an answer"):
         compiled(lambda devices: os._exit(7), target=devices("CPU"))
@@ -228,6 +230,7 @@ def _runs(pid):
     return state != "Z"
 
 
+@pytest.mark.thorough
 def test_progress_names_the_stage(monkeypatch):
     monkeypatch.setattr(sys.modules[_judged.__module__], "PROGRESS_S", 0.05)
     reports = []
@@ -289,6 +292,7 @@ sys.meta_path.insert(0, Hidden())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, message",
     [

@@ -126,9 +126,13 @@ class Faults(RuleBasedStateMachine):
         self.job.check_replay()
 
 
-TestFaults = pytest.mark.usefixtures("unchecked")(Faults.TestCase)
-TestFaults = pytest.mark.costly("the order of faults is random")(TestFaults)
-TestFaults = pytest.mark.capability("faults in any order")(TestFaults)
-TestFaults.settings = settings(
-    max_examples=200, stateful_step_count=25, deadline=None, derandomize=True
-)
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.capability("faults in any order")
+class TestFaults(Faults.TestCase):
+    settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.thorough
+class TestManyFaults(Faults.TestCase):
+    settings = settings(TestFaults.settings, max_examples=200)

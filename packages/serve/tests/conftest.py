@@ -3,6 +3,7 @@
 """Shared by all tests: types checked at run time, and the command over a repository."""
 
 import os
+import shutil
 
 import jaxtyping
 import numpy as np
@@ -16,12 +17,19 @@ from dovetail_serve.command import cli  # noqa: E402
 from dovetail_serve.testing import save_mlp  # noqa: E402
 
 
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory):
+    """A directory with versions 1 and 2 of `mlp`, and their functions."""
+    path = tmp_path_factory.mktemp("versions")
+    return path, [save_mlp(path / f"{v}", seed=v, batch_sizes=(1, 4)) for v in (1, 2)]
+
+
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
+def repository(versions, tmp_path_factory):
     """`repo` with versions 1 and 2 of `mlp`, whose functions are returned too."""
     root = tmp_path_factory.mktemp("here")
-    functions = [save_mlp(root / f"repo/mlp/{v}", seed=v, batch_sizes=(1, 4)) for v in (1, 2)]
-    return root, functions
+    shutil.copytree(versions[0], root / "repo/mlp")
+    return root, versions[1]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import os
 import pickle
 import pwd
 import shutil
+import stat
 from pathlib import Path
 
 import jax
@@ -95,6 +96,15 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield names
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_the_cache_is_private_and_has_nothing_else(original):
+    cache = original[0] / "cache"
+    (place,) = {file.parent for file in cache.rglob("index.json")}
+    assert sorted(path.name for path in place.iterdir()) == ["8.executable", "index.json"]
+    assert [path.name for path in aot.cache_root(cache).iterdir()] == [place.parent.name]
+    for path in [cache, *cache.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
 @pytest.mark.thorough

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import stat
 import subprocess
 import sys
 import textwrap
@@ -149,22 +148,6 @@ def test_the_result_names_each_payload(prepared):
         assert min(program.compile_s, program.load_s) > 0
     # Wall time: on a busy machine a single load may take longer than its compilation.
     assert max(p.compile_s for p in programs) > min(p.load_s for p in programs)
-
-
-@pytest.mark.costly("it makes the bundle of its file")
-def test_the_cache_is_private_and_has_nothing_else(prepared):
-    root, programs, _ = prepared
-    cache = root / "cache"
-    place = programs[0].file.parent
-    assert sorted(os.listdir(place)) == [
-        "1.executable",
-        "2.executable",
-        "8.executable",
-        "index.json",
-    ]
-    assert os.listdir(aot.cache_root(cache)) == [place.parent.name]
-    for path in [cache, *cache.rglob("*")]:
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 """Versions whose files are on their way: a copy in progress is no damage."""
 
 import asyncio
+import itertools
 import shutil
 
 import pytest
@@ -47,10 +48,17 @@ async def test_a_copy_in_progress_is_waited_for(files, exported, lines, opened):
     files.put("mlp", 1)
     async with opened(poll_s=POLL_S) as repository:
         path = begin_copy(files, exported[2][0], 2)
-        await lines.next("waiting model=mlp version=2")
-        for size in range(2, 6):  # it grows in every pass
-            (path / TEMPORARY).write_bytes(b"x" * size)
-            await passes(repository, 1)
+        served, sizes = repository.find("mlp"), itertools.count(2)
+        original, grown = served.settled, asyncio.Event()
+
+        def grow(wanted):  # in every pass, since two passes over the same files would settle them
+            original(wanted)
+            (path / TEMPORARY).write_bytes(b"x" * (size := next(sizes)))
+            if size == 6:
+                grown.set()
+
+        served.settled = grow
+        await asyncio.wait_for(grown.wait(), 120)
         found = state(repository, "2")
         assert found.state == "LOADING"
         assert found.reason.startswith("its files may still be on their way")
@@ -59,11 +67,12 @@ async def test_a_copy_in_progress_is_waited_for(files, exported, lines, opened):
         assert repository.routed() == "1"
         loaded = asyncio.create_task(lines.next("loaded model=mlp version=2"))
         await asyncio.sleep(0)
+        served.settled = original
         shutil.copy(exported[2][0] / "weights.safetensors", path / TEMPORARY)
         (path / TEMPORARY).rename(path / "weights.safetensors")
         await loaded
         assert repository.routed() == "2"
-        assert not repository.find("mlp").settling
+        assert not served.settling
     assert not lines.matching("failed model=mlp")
     assert not lines.matching("delete it")
 

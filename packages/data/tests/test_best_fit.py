@@ -26,7 +26,7 @@ def piece_by_piece(sizes, length):
         lambda length: st.tuples(st.just(length), st.lists(st.integers(1, length), min_size=1))
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_histogram_gives_what_piece_by_piece_gives(case):
     length, sizes = case
     groups = best_fit(np.bincount(sizes, minlength=length + 1), length=length)

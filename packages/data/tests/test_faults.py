@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1]
 SCRIPTS = PACKAGE.parents[1] / "scripts"
 
 
+@pytest.mark.thorough
 def test_no_flip_is_silent_and_no_kill_changes_a_byte():
     run = subprocess.run(
         [sys.executable, PACKAGE / "benchmarks" / "faults.py", "--part", "0.02"],

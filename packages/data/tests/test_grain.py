@@ -17,7 +17,13 @@ logging.getLogger("absl").warning("Failed to load jax profiler: said by somebody
 """
 
 
-@pytest.mark.parametrize("block", ["", "sys.modules['jax'] = None"], ids=["jax", "no jax"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param("", marks=pytest.mark.thorough, id="jax"),  # its import takes a second
+        pytest.param("sys.modules['jax'] = None", id="no jax"),
+    ],
+)
 def test_the_import_says_nothing(block):
     program = PROGRAM.format(block=block)
     run = subprocess.run(

@@ -59,7 +59,7 @@ def cases(draw):
 @example(
     case=([0, 1, 10], [[0, 0, 0, 1], [0, 0, 0, 1], [0, 3, 1, 5]], [None, None, 15, None], "stop")
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_policy_is_what_place_by_place_gives(case):
     starts, stages, sizes, exhausted = case
     most = 150

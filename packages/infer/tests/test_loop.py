@@ -82,7 +82,7 @@ class TestQueue:
 
     @pytest.mark.parameter("max_queue")
     def test_a_full_queue_refuses_a_stream_and_says_when_to_try_again(self):
-        with engine(max_queue=2, max_rows=1) as running:
+        with engine(max_queue=2) as running:
             running.pause()
             streams = [running.stream([i], GREEDY) for i in range(3)]
             streams[0].__enter__()

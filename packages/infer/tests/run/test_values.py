@@ -158,7 +158,7 @@ def test_a_tokenizer_with_more_ids_than_the_model() -> None:
         ):
             with pytest.raises(ValueError, match=rf"\[0, 61\).*got {got} in prompts\[0\]\. Use"):
                 running.generate([prompt], GREEDY)
-    with engine(tokenizer=_Larger()) as running:
+    with engine(tokenizer=_Larger(), invariant=True) as running:
         with pytest.raises(ValueError, match=r"in \[0, 61\).*got 97 \('a'\) in prompts\[0\]\. Use"):
             running.generate(["a"], GREEDY)
         (found,) = running.generate(["\x01\x02"], dataclasses.replace(GREEDY, ignore_eos=True))
@@ -170,7 +170,7 @@ def test_a_model_may_have_several_end_ids() -> None:
     """They replace the tokenizer's; `min_tokens` bans them all."""
     ends = {7: 90.0, 9: 100.0}
     option = Sampling(max_tokens=4, temperature=0, logit_bias=ends)
-    with engine(tokenizer=_Larger(), eos_ids=[9, 7, 7]) as running:
+    with engine(tokenizer=_Larger(), eos_ids=[9, 7, 7], invariant=True) as running:
         (found,) = running.generate([[1, 2]], option)
         assert (found.finish_reason, found.stop, found.tokens.tolist()) == ("stop", 9, [9])
         (found,) = running.generate([[1, 2]], dataclasses.replace(option, min_tokens=2))
@@ -184,7 +184,7 @@ def test_a_model_may_have_several_end_ids() -> None:
 
 def test_a_model_may_have_no_end_id() -> None:
     option = Sampling(max_tokens=4, temperature=0, logit_bias={60: 100.0})  # the tokenizer's own
-    with engine(eos_ids=()) as running:
+    with engine(eos_ids=(), invariant=True) as running:
         assert running.generate([[1, 2]], option)[0].finish_reason == "length"
 
 

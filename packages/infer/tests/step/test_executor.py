@@ -318,9 +318,9 @@ def test_a_row_with_nan_draws_minus_one_and_spoils_nothing():
 def test_new_weights_are_those_of_the_next_step():
     executor, other = _executor(_model()), _model(seed=2)
     ids = [5, 9, 2]
-    before = executor.dispatch(_batch(ids), kind="plain")
+    before = executor.dispatch(_batch(ids), kind="score")
     executor.update_weights(nnx.state(other))
-    after = executor.dispatch(_batch(ids), kind="plain")
+    after = executor.dispatch(_batch(ids), kind="score")
     for handle, model in ((before, _model()), (after, other)):
         want = _logps(model, ids)[-1].max()
         np.testing.assert_allclose(handle.read().logprobs, [want], rtol=0, atol=1e-5)
@@ -328,7 +328,7 @@ def test_new_weights_are_those_of_the_next_step():
     with pytest.raises(ValueError, match="got 'nothing'"):
         executor.update_weights(wrong)
     np.testing.assert_array_equal(
-        executor.dispatch(_batch(ids), kind="plain").read().logprobs, after.read().logprobs
+        executor.dispatch(_batch(ids), kind="score").read().logprobs, after.read().logprobs
     )
 
 
@@ -347,20 +347,20 @@ def test_late_compilations_are_counted():
 
 def test_a_released_executor_says_so_and_starts_anew():
     executor = _executor(_model())
-    first = executor.dispatch(_batch([5, 9]), kind="plain").read()
+    first = executor.dispatch(_batch([5, 9]), kind="score").read()
     executor.release()
     with pytest.raises(RuntimeError, match=r"needs the cache, got none.*restore\(\)"):
-        executor.dispatch(_batch([5, 9]), kind="plain")
+        executor.dispatch(_batch([5, 9]), kind="score")
     executor.restore()
-    again = executor.dispatch(_batch([5, 9]), kind="plain").read()
+    again = executor.dispatch(_batch([5, 9]), kind="score").read()
     np.testing.assert_array_equal(again.logprobs, first.logprobs)
 
 
 def test_pools_are_updated_in_place():
     executor = _shared()
-    executor.dispatch(_batch([5, 9]), kind="plain").read()
+    executor.dispatch(_batch([5, 9]), kind="score").read()
     pool = executor._state.pools[0]
     pointer = pool.unsafe_buffer_pointer()
-    executor.dispatch(_batch([5, 9]), kind="plain").read()
+    executor.dispatch(_batch([5, 9]), kind="score").read()
     assert pool.is_deleted()
     assert executor._state.pools[0].unsafe_buffer_pointer() == pointer

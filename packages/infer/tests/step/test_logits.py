@@ -271,7 +271,8 @@ def test_scores_are_log_probabilities_and_ranks() -> None:
 
 
 def test_no_likeliest_tokens_are_no_columns() -> None:
-    scores = logits.score(random_logits(2, 9), jnp.array([1, 2], jnp.int32), top=0)
+    score = jax.jit(logits.score, static_argnames="top")
+    scores = score(random_logits(2, 9), jnp.array([1, 2], jnp.int32), top=0)
     assert scores.top_tokens.shape == scores.top_logprobs.shape == (2, 0)
 
 

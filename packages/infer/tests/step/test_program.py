@@ -18,7 +18,8 @@ ROWS, PAGE, LENGTH = 3, 4, 24
 @pytest.mark.parametrize(("platform", "single"), [("cuda", True), ("cuda", False), ("tpu", False)])
 @pytest.mark.parametrize("kind", ["greedy", "plain", "full", "score"])
 def test_lowers_for_accelerators(kind, platform, single):
-    model = TinyDecoder(windows=(None, 5), dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    options = {"windows": (None, 5), "dtype": jnp.bfloat16}
+    model = nnx.eval_shape(lambda: TinyDecoder(**options, rngs=nnx.Rngs(0)))
     step, given = traceable_step(
         model,
         Bucket(tokens=ROWS if single else 8, rows=ROWS, kind=kind, single=single),

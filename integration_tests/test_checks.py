@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/checks.py: the jobs and their order, their failures, and an interrupt."""
 
-import dataclasses
 import os
 import re
 import signal
@@ -60,7 +59,7 @@ def test_a_person_runs_lint_and_the_fast_tier_of_all_suites_the_longest_first():
 
 def test_checks_that_share_an_environment_share_a_process():
     names = ["thorough-3.11(data)", "tests-3.12(data)", "parity(data)", "parity(models)", "docs"]
-    names += [f"integration-{p}({f})" for p in ("3.11", "3.12") for f in ("test_a.py", "test_b.py")]
+    names += [f"integration-{p}(test_{f}.py)" for p in ("3.11", "3.12") for f in "ab"]
     names += ["doctests-3.12(data)", "doctests-3.12(models)"]
     options = {"paths": frozenset(), "folders": frozenset(), "python": "3.11"}
     costs = {"integration-3.11(test_a.py)": 90.0, "docs": 300.0}
@@ -95,28 +94,25 @@ def test_the_outcomes_of_files_count_also_in_a_job_that_failed(tmp_path, monkeyp
     text = '{"a.py": {"passed": true, "cpu_s": 2.5}, "b.py": {"passed": false, "cpu_s": 1}}'
     (tmp_path / job.outcomes_file).write_text(text)
     assert checks.outcomes(result) == {"integration-3.11(a.py)": 2.5}
-    other = checks.Result(job=checks.Job(name="docs", line=[], checks=["docs"]), **ended)
-    assert checks.outcomes(other) == {}
-    assert checks.outcomes(dataclasses.replace(other, passed=True)) == {"docs": 9.0}
+    job = checks.Job(name="docs", line=[], checks=["docs"])
+    for passes, costs in {False: {}, True: {"docs": 9.0}}.items():
+        result = checks.Result(job=job, **ended | {"passed": passes})
+        assert checks.outcomes(result) == costs
 
 
-def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
-    bad = checks.Job(name="bad", line=["this_module_is_not_there"])
-    assert checks.run_all([bad, checks.Job(name="good", line=[*TIMEIT, "1"])]) == ["bad"]
+def test_a_failure_is_shown_whole_and_the_rest_goes_on_and_children_count(capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # the children keep their bytecode
+    spin = "import time\nwhile time.process_time() < 0.5: pass"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}]); "
+    good = [*TIMEIT, f"{child}assert not sys.dont_write_bytecode"]
+    lines, ended = {"bad": ["this_module_is_not_there"], "good": good}, {}
+    jobs = [checks.Job(name=name, line=line) for name, line in lines.items()]
+    assert checks.run_all(jobs, lambda result: ended.update({result.job.name: result})) == ["bad"]
     output = capsys.readouterr().out
     assert re.search(r"bad \(\d+ s, \d+ CPU s\): FAILED\n", output)
     assert "No module named this_module_is_not_there" in output
     assert re.search(r"good \(\d+ s, \d+ CPU s\): 1 loop", output)
-
-
-def test_a_check_is_charged_for_its_children_and_they_keep_their_bytecode(monkeypatch):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    spin = "import time\nwhile time.process_time() < 0.5: pass"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}]); "
-    line = [*TIMEIT, f"{child}assert not sys.dont_write_bytecode"]
-    result = checks.run(checks.Job(name="children", line=line))
-    assert result.passed, result.output
-    assert result.cpu_s >= 0.5
+    assert ended["good"].cpu_s >= 0.5
 
 
 def begin(program, root, *arguments, **variables) -> "subprocess.Popen[str]":

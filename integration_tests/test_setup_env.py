@@ -16,6 +16,7 @@ pytestmark = pytest.mark.once
 
 OLD = 'case "$2" in *print*) echo 3.8.18;; *) exit 1;; esac'
 INSTEAD = "import setup_env; setup_env.install = lambda _: print('installs'); setup_env.main()"
+NOW = "import sys, setup_env; print(setup_env.digest('%d.%d' % sys.version_info[:2]), end='')"
 
 
 def write_program(file, body):
@@ -24,26 +25,26 @@ def write_program(file, body):
     file.chmod(0o755)
 
 
-def test_an_unfinished_one_and_a_changed_dependency_begin_anew(frame):
-    def installs() -> int:
-        line = [sys.executable, "-c", INSTEAD]
-        path = {**os.environ, "PYTHONPATH": str(frame / "scripts")}
-        return subprocess.check_output(line, env=path, text=True).count("installs")
+def output(frame, program) -> str:
+    """Runs a program that imports the scripts of the copy."""
+    path = {**os.environ, "PYTHONPATH": str(frame / "scripts")}
+    return subprocess.check_output([sys.executable, "-c", program], env=path, text=True)
 
+
+def test_an_unfinished_one_and_a_changed_dependency_begin_anew(frame):
     (frame / ".venv").mkdir()
     (frame / ".venv" / setup_env.STAMP.name).touch()  # as a killed one leaves it
-    assert [installs(), installs()] == [1, 0]
-    file = frame / "packages" / "data" / "pyproject.toml"
-    file.write_text(file.read_text() + "# a new dependency\n")
-    assert [installs(), installs()] == [1, 0]
+    for _ in range(2):
+        assert [output(frame, INSTEAD).count("installs") for _ in range(2)] == [1, 0]
+        with (frame / "packages/data/pyproject.toml").open("a") as file:
+            file.write("# a new dependency\n")
 
 
 def test_a_fitting_python_is_found_and_somebody_elses_environment_is_left_alone(frame, tmp_path):
-    mine, folder = frame / ".venv" / "my-work", tmp_path / "bin"
-    mine.parent.mkdir()
-    mine.touch()
+    mine, folder = frame / ".venv/my-work", tmp_path / "bin"
+    write_program(mine, "")
     write_program(folder / "python3", OLD)
-    newer = folder / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    newer = folder / "python{}.{}".format(*sys.version_info)
     write_program(newer, f'exec "{sys.executable}" "$@"')
     (folder / "dirname").symlink_to(shutil.which("dirname"))
 
@@ -68,12 +69,10 @@ def test_the_notebooks_open_with_the_kernel_of_the_environment(frame):
     shown = 'echo "$(basename "$0") $@ $(command -v python) $JUPYTER_PREFER_ENV_PATH"'
     for name in ("uv", "jupyter", "python"):
         write_program(bin / name, shown)
-    path = {**os.environ, "PYTHONPATH": str(frame / "scripts"), "PYTHON": sys.executable}
-    now = "import sys, setup_env; print(setup_env.digest('%d.%d' % sys.version_info[:2]), end='')"
-    digest = subprocess.check_output([sys.executable, "-c", now], env=path)
-    (frame / ".venv" / setup_env.STAMP.name).write_bytes(digest)
-    line = [str(frame / "scripts/notebooks"), "--no-browser"]
-    installed, opened = subprocess.check_output(line, env=path, text=True).splitlines()
+    (frame / ".venv" / setup_env.STAMP.name).write_text(output(frame, NOW))
+    line, path = [frame / "scripts/notebooks", "--no-browser"], {"PYTHON": sys.executable}
+    done = subprocess.check_output(line, env=os.environ | path, text=True)
+    installed, opened = done.splitlines()
     assert installed.startswith(f"uv pip install --python {bin}/python --constraint")
     assert all(f" {name}>=" in installed for name in ("ipykernel", "jupyterlab", "matplotlib"))
     first = "examples/notebooks/language_model.ipynb"
@@ -85,6 +84,4 @@ def test_the_notebooks_open_with_the_kernel_of_the_environment(frame):
 def test_nothing_for_an_accelerator_is_installed():
     """Every process of JAX beside libtpu would try to start a TPU."""
     extras = ",".join(word.partition("[")[2] for word in setup_env.requirements())
-    assert "grpc" in extras
-    assert "tpu" not in extras
-    assert "cuda" not in extras
+    assert [name in extras for name in ("grpc", "tpu", "cuda")] == [True, False, False]

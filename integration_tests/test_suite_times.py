@@ -14,20 +14,15 @@ pytestmark = pytest.mark.once
 
 SUITE = """
 import jax, jax.numpy as jnp
-
 def test_of_two_programs():
-    x = jnp.arange(5.0)
-    assert float(jax.jit(lambda x: (x * 2).sum())(x)) == 20.0
+    assert float(jax.jit(lambda x: (x * 2).sum())(jnp.arange(5.0))) == 20.0
 """
 PLAIN = """
 import os, pytest, sys
-
 def test_bytecode_is_kept():
     assert not sys.dont_write_bytecode and not os.environ["PYTHONDONTWRITEBYTECODE"]
-
 @pytest.mark.once
-def test_of_texts():
-    pass
+def test_of_texts(): pass
 """
 OWN = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -36,12 +31,12 @@ OWN = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
 def run(checkout):
     """Runs a suite with a budget, which must end with `code`; returns the output."""
     settings = checkout.root / "pyproject.toml"
-    others = re.sub(r"(?m)^(\[tool.dovetail.budgets\])\n(.+\n)+", "", settings.read_text())
+    before, table = settings.read_text(), "[tool.dovetail.budgets]\n"
 
     def of(text, *options, code=0, budget_s=1000):
         limits = f"{{ fast = {budget_s}, warm = {budget_s}, cold = {budget_s} }}"
-        budgets = f'[tool.dovetail.budgets]\n"packages/one/tests" = {limits}\n'
-        settings.write_text(others + budgets)
+        own = f'{table}"packages/one/tests" = {limits}\n'
+        settings.write_text(before.replace(table, own))
         checkout.write(text)
         return checkout.run("-q", *options, code=code, **OWN)
 
@@ -82,26 +77,23 @@ def test_a_dear_test_of_the_fast_tier_needs_a_reason(run, checkout):
     run(text.replace("def test_spin", mark), "--tier", "fast")
 
 
-@pytest.mark.parametrize(
-    "tier, programs, cached, compile_s, cpu_s",
-    [
-        ("thorough", 10, 5, 3.0, 80),
-        ("thorough", 0, 0, 0.0, 60),
-        ("thorough", 100, 98, 25.0, 85),  # few, but dear
-        ("thorough", 100, 98, 90.0, 100),
-        ("fast", 10, 10, 0.0, 30),
-        ("", 10, 10, 0.0, 90),
-    ],
-)
-def test_the_budget_of_a_suite(tmp_path, tier, programs, cached, compile_s, cpu_s):
+BUDGETS = [  # tier, programs, cached, seconds of the compilation: budget
+    ("thorough", 10, 5, 3.0, 80),
+    ("thorough", 0, 0, 0.0, 60),
+    ("thorough", 100, 98, 25.0, 85),  # few, but dear
+    ("thorough", 100, 98, 90.0, 100),
+    ("fast", 10, 10, 0.0, 30),
+    ("", 10, 10, 0.0, 90),
+]
+
+
+def test_the_budget_of_a_suite_and_no_budget_of_ours_is_above_the_bar(tmp_path):
     text = '[tool.dovetail.budgets]\n"packages/one/tests" = { fast = 30, warm = 60, cold = 100 }\n'
     (tmp_path / "pyproject.toml").write_text(text)
-    cost = Cost(1.0, programs, cached, compile_s)
-    assert suite_times.budget("packages/one/tests", tier, cost, root=tmp_path) == cpu_s
-    assert suite_times.budget("packages/two/tests", tier, cost, root=tmp_path) is None
-
-
-def test_no_budget_is_above_the_bar():  # test_checks.py compares the suites
-    for suite, budget in suite_times.budgets().items():
+    for tier, *compiled, cpu_s in BUDGETS:
+        cost = Cost(1.0, *compiled)
+        assert suite_times.budget("packages/one/tests", tier, cost, root=tmp_path) == cpu_s
+        assert suite_times.budget("packages/two/tests", tier, cost, root=tmp_path) is None
+    for suite, budget in suite_times.budgets().items():  # test_checks.py compares the suites
         assert budget["warm"] <= budget["cold"]
         assert budget["fast"] <= (90 if suite == "integration_tests" else 40)

@@ -10,25 +10,21 @@ pytestmark = pytest.mark.once
 
 FIRST = """
 import os, pytest
+level = "low" if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") else "high"
 
 @pytest.mark.parametrize("n", range(6))
-def test_many(n):
-    print("ran many")
+def test_many(n): print("ran many")
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", range(3))
-def test_long(n):
-    print("ran long")
+def test_long(n): print("ran long")
 
-def test_low():
-    print("ran low" if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") else "ran high")
+def test_level(): print("ran", level)
 """
 SECOND = """
 import pytest
 pytestmark = pytest.mark.thorough
-
-def test_second():
-    print("ran second")
+def test_second(): print("ran second")
 """
 
 

@@ -27,13 +27,11 @@ print(annotated.__annotations__)
 atexit.register(print, "at exit")
 threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
 """
-ENDS = (
-    "raise SystemExit(259)",
-    "import sys; sys.exit('why')",
-    "print('before'); 1 / 0",
-    "import warnings; warnings.warn('text')",
-    "import os; print('lost'); os.kill(os.getpid(), 9)",
-)
+ENDS = """raise SystemExit(259)
+import sys; sys.exit('why')
+print('before'); 1 / 0
+import warnings; warnings.warn('text')
+import os; print('lost'); os.kill(os.getpid(), 9)""".splitlines()
 
 
 def both(line, env) -> subprocess.CompletedProcess[str]:
@@ -74,11 +72,10 @@ def test_variables_that_jax_and_xla_read_are_those_of_the_program():
     assert done[0][-1] == done[1][-1]  # one server
 
 
-def test_cpu_seconds_of_a_program_count():
+def test_cpu_seconds_of_a_program_count_and_a_warning_is_no_error_of_another_server():
     recorder = suite_times.Recorder()
-    done = warm_start.run(["-c", "import warnings; warnings.warn('')"], env=ENV)
-    assert done.returncode == 0  # by another server than that of -W error
-    before = recorder.cost()
+    assert warm_start.run(["-c", "import warnings; warnings.warn('')"], env=ENV).returncode == 0
+    before = recorder.cost()  # after the start of that server
     warm_start.run(["-c", "import time\nwhile time.process_time() < 0.3: pass"], env=ENV)
     assert recorder.cost().since(before).cpu_s > 0.3
 
@@ -90,9 +87,9 @@ def test_the_server_and_its_program_end_with_the_process_however_that_ends(tmp_p
             pipe.write(f"{os.getppid()} {os.getpid()}")
         time.sleep(600)"""
     outer = f"import os, warm_start; warm_start.run(['-c', {program!r}, str(os.getpid())])"
-    env = {**os.environ, "PYTHONPATH": str(workspace.ROOT / "scripts"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", outer]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+    own = {"PYTHONPATH": str(workspace.ROOT / "scripts"), "TMPDIR": str(tmp_path)}
+    line, pipe = [sys.executable, "-c", outer], subprocess.PIPE
+    with subprocess.Popen(line, env=os.environ | own, stdout=pipe) as process:
         server, fork = process.stdout.read1().decode().split()
         process.kill()
     deadline_s = time.monotonic() + 30

@@ -24,7 +24,7 @@ WRITES = {
 }
 
 
-def test_actions_are_pinned_and_have_the_least_permissions():
+def test_actions_are_pinned_have_the_least_permissions_and_run_no_outsiders_text():
     for file in FILES:
         for action in re.findall(r"uses: (.*)", file.read_text()):
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)
@@ -32,22 +32,16 @@ def test_actions_are_pinned_and_have_the_least_permissions():
     assert {n: j["permissions"] for n, j in JOBS.items() if "permissions" in j} == WRITES
     checkouts = [s for s in STEPS if s.get("uses", "").startswith("actions/checkout@")]
     assert all(s["with"]["persist-credentials"] is False for s in checkouts)
-
-
-def test_no_expression_of_an_outsider_reaches_a_shell():
     # A branch name or a title is text that anybody writes: it comes in by the environment.
     for step in STEPS:
         for name in re.findall(r"\$\{\{\s*([\w.]+)", step.get("run", "")):
             assert name.startswith("matrix."), name
 
 
-def test_every_night_measures_every_package():
+def test_every_night_measures_every_package_and_sessions_exist():
     jobs = WORKFLOWS["nightly"]["jobs"]
     assert jobs["speed"]["strategy"]["matrix"]["package"] == list(workspace.members())
     assert set(jobs["report"]["needs"]) == jobs.keys() - {"report"}
-
-
-def test_nox_sessions_exist():
     line = [sys.executable, "-m", "nox", "--noxfile", str(workspace.ROOT / "noxfile.py"), "--list"]
     listed = subprocess.run(line, check=True, capture_output=True, text=True).stdout
     sessions = set(re.findall(r"^[*-] (\S+)", listed, re.MULTILINE))

@@ -15,6 +15,11 @@ from dovetail_infer import Engine, Sampling, fold_seed
 from dovetail_infer.testing import ByteTokenizer
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
+SETTINGS = [  # each compiles programs of its own
+    *({"prefix_cache": False}, {"overlap": False}, {"page_size": 16}, {"step_tokens": 8}),
+    *({"step_tokens": 9, "page_size": 1}, {"max_rows": 1}, {"invariant": True}),
+    {"kv_bytes": 24 * 1024},  # 24 pages: requests preempt each other
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +55,7 @@ def tokens(completions):
 @pytest.mark.costly("the first proof of an engine")
 @pytest.mark.capability("greedy ids of whole forward passes, in every setting of the engine")
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        *(
-            pytest.param(options, marks=pytest.mark.thorough)  # each compiles programs of its own
-            for options in (
-                {"prefix_cache": False},
-                {"overlap": False},
-                {"page_size": 16},
-                {"step_tokens": 8},
-                {"step_tokens": 9, "page_size": 1},
-                {"max_rows": 1},
-                {"kv_bytes": 24 * 1024},  # 24 pages: requests preempt each other
-                {"invariant": True},
-            )
-        ),
-    ],
-    ids=str,
+    "options", [{}, *(pytest.param(o, marks=pytest.mark.thorough) for o in SETTINGS)], ids=str
 )
 @pytest.mark.parameter(
     "prefix_cache", "overlap", "page_size", "step_tokens", "max_rows", "kv_bytes", "invariant"

@@ -66,6 +66,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"stream": True, "echo": True, "logprobs": 1}, "stream"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"service_tier": "flex"}, "service_tier"),

@@ -143,11 +143,13 @@ def test_logprobs_of_a_completion_are_the_models(client):
     expected = [own[i, token] for i, token in enumerate(tokens[1:])]
     # Float32 on both sides, over a vocabulary of 258.
     np.testing.assert_allclose(given.token_logprobs[1:], expected, atol=1e-4)
+    assert given.tokens[0] == "<|bos|>"
     for i in range(len(tokens) - 1):
         best = np.sort(own[i])[::-1][:2]
         # Texts of several tokens may be one, so there may be fewer keys.
         assert abs(max(given.top_logprobs[i + 1].values()) - best[0]) < 1e-4
     assert answer.choices[0].text == ByteTokenizer().decode(tokens)
+    # The name of bos is a token's text, and no part of the answer's.
     offsets = np.cumsum([0, *map(len, given.tokens)])[:-1]
     assert given.text_offset == offsets.tolist()
 

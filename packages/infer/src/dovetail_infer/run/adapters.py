@@ -16,7 +16,6 @@ import threading
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
 
-
 MAX_VERSION = 2**31 - 1  # `Completion.versions` are int32
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dovetail_infer.completion import Completion, Tokens, TopLogprobs
-from dovetail_infer.types import Tokenizer
+from dovetail_infer.types import NamingTokenizer, Tokenizer
 
 _LEAST = -9999.0  # JSON has no infinity; OpenAI's API sends this
 
@@ -34,7 +34,7 @@ class Step:
 
 def steps(piece: Tokens | Completion) -> list[Step]:
     """Returns the drawn tokens of a piece, or of a whole completion."""
-    return _steps(piece.tokens.tolist(), piece.logprobs, getattr(piece, "top", None))
+    return _steps(piece.tokens.tolist(), piece.logprobs, piece.top)
 
 
 def prompt_steps(completion: Completion, prompt: Sequence[int]) -> list[Step]:
@@ -71,13 +71,11 @@ def of_completion(
         wanted: Likeliest tokens that were asked for. 0: no `top_logprobs`.
         offset: Characters before the first token.
     """
-    texts = [tokenizer.decode([step.token]) for step in steps]
+    texts = [_text(step.token, tokenizer) for step in steps]
     tops = [
         None
         if step.logprob is None
-        else {
-            tokenizer.decode([t]): x for t, x in reversed([*step.top, (step.token, step.logprob)])
-        }
+        else {_text(t, tokenizer): x for t, x in reversed([*step.top, (step.token, step.logprob)])}
         for step in steps
     ]
     return {
@@ -106,9 +104,15 @@ def of_chat(steps: Sequence[Step], tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _token(token: int, logprob: float | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    text = tokenizer.decode([token])
+    text = _text(token, tokenizer)
     whole = "\ufffd" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+def _text(token: int, tokenizer: Tokenizer) -> str:
+    """Returns the text of a token, also of a special one where the tokenizer names it."""
+    named = isinstance(tokenizer, NamingTokenizer)
+    return (tokenizer.decode_with_specials if named else tokenizer.decode)([token])
 
 
 def _finite(value: Any) -> float:

@@ -29,6 +29,8 @@ OPTIONS = {
     "min_tokens": "an integer",
     "seed": "an integer",
     "ignore_eos": "a boolean",
+    "skip_special_tokens": "a boolean",
+    "cache_salt": "a string",
 }
 # Fields that ask for nothing of the model: labels of the caller, and places in OpenAI's house.
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")

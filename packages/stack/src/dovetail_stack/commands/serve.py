@@ -10,6 +10,7 @@ has.
 """
 
 import argparse
+import gc
 import logging
 from pathlib import Path
 
@@ -109,6 +110,8 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
         programs = opened.warmup()
         say(f"{len(programs)} programs are compiled")
+        gc.collect()
+        gc.freeze()  # a collection would look at the model's objects while JSON is parsed
         serve(served, host=args.host, port=args.http, grace_s=int(args.grace_s))
     return DONE
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`Answering`: the routes that read a body and use the engine or the tokenizer."""
+"""`Answering`: routes with a body, over the engine or the tokenizer."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Answering:
         name: An attribute.
         tokenizer: That of the engine.
         chat: Ids of a conversation, or None.
-        defaults: Options that a request does not name.
+        defaults: Options of a request without them.
         max_body: Largest body in bytes.
 
     Attributes:
-        name: The name that requests must say.
+        name: The model's name in requests.
         metrics: What is counted.
     """
 
@@ -168,7 +168,7 @@ class Answering:
         return json_response(answer.whole(completions))
 
     def _sampling(self, request: requests.Request, ids: Sequence[int], param: str) -> Sampling:
-        """Returns the options with the number of tokens that the length of the prompt leaves."""
+        """Returns the options with the number of tokens left by the prompt."""
         room = self._engine.max_length - len(ids)
         wanted = request.max_tokens
         least = 1 if wanted is None else max(wanted, 1)

@@ -20,12 +20,12 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer to one request, of which `Completions` and `Chats` make the two forms.
+    """The answer to one request. `Completions` and `Chats` are its two forms.
 
     Attributes:
         request: The request.
         prompts: Token ids of each prompt.
-        model: The name that the server answers to.
+        model: The model's name.
         tokenizer: For texts of tokens.
         answer_id: Identifies the answer.
         created: Seconds since 1970.

@@ -30,12 +30,12 @@ def app(
 
     Args:
         engine: Runs the requests.
-        name: The model's name, which requests must say.
+        name: The model's name in requests.
         tokenizer: That of the engine.
         chat: Returns the token ids of a conversation up to the assistant's answer, by the model's
-            chat template; raises ValueError for messages that the template refuses. A message is
+            chat template; raises ValueError for messages refused by the template. A message is
             an object with "role" and "content". None: chat completions are refused.
-        defaults: Options of requests that do not name them. None: those of OpenAI's API.
+        defaults: Options of requests without them. None: those of OpenAI's API.
         api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health and
             readiness. (): no key.
         max_body: Largest body of a request in bytes.

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests, and answers that end when their client goes away."""
+"""Bodies of requests, and answers with an end when their client goes away."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """Returns the result of `work`, or cancels it when the client goes away.
 
     Args:
-        receive: Of a request whose body has been read.
+        receive: Of a request, after its body.
         work: Makes the answer.
 
     Raises:

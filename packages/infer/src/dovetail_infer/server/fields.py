@@ -21,11 +21,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Fields:
-    """Fields of an object that came as JSON. null is the same as a field that is absent.
+    """Fields of an object of JSON. null is the same as an absent field.
 
     Args:
         values: The object.
-        path: The field that holds it, for messages. "" for the whole body.
+        path: The field with it, for messages. "" for the whole body.
     """
 
     def __init__(self, values: Any, path: str = "") -> None:
@@ -89,11 +89,11 @@ class Fields:
         return value
 
     def only(self, name: str, allowed: Collection[Any], advice: str) -> None:
-        """Takes a field that may ask for what happens anyway.
+        """Takes a field with a value that changes nothing.
 
         Args:
             name: The field.
-            allowed: Its values that change nothing; null always is one.
+            allowed: Its neutral values; null always is one.
             advice: What to do instead of another value.
         """
         self._taken.add(name)
@@ -120,10 +120,10 @@ class Fields:
         )
 
     def end(self, known: Mapping[str, Any] | Collection[str] = ()) -> None:
-        """Refuses the fields that were not taken.
+        """Refuses the fields not taken so far.
 
         Args:
-            known: More names that exist, for the nearest one in the message.
+            known: More names, for the nearest one in the message.
         """
         for name in self._values:
             if name in self._taken:

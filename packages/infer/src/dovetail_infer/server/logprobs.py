@@ -63,12 +63,12 @@ def of_completion(
 ) -> dict[str, Any]:
     """Returns the `logprobs` of a choice of a completion.
 
-    Texts of tokens that are part of a character have U+FFFD, and offsets count it.
+    Texts of tokens with a part of a character have U+FFFD, and offsets count it.
 
     Args:
         steps: The tokens of its text.
         tokenizer: For their texts.
-        wanted: Likeliest tokens that were asked for. 0: no `top_logprobs`.
+        wanted: Number of likeliest tokens in the request. 0: no `top_logprobs`.
         offset: Characters before the first token.
     """
     texts = [_text(step.token, tokenizer) for step in steps]

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics for Prometheus: the engine's counters, and times that clients see."""
+"""Metrics for Prometheus: the engine's counters, and times as clients see them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Metrics:
     """Counts and times of a server.
 
     Attributes:
-        responses: Responses by route and status; 499 for a client that went away.
+        responses: Responses by route and status; 499 for a client gone before.
         first_token_s: Seconds from a request to the first piece of its answer.
         between_tokens_s: Seconds between two pieces of one choice of a stream.
     """

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of completions and chat completions: what is honoured, what is refused.
+"""Bodies of completions and chat completions: honoured fields and refused ones.
 
-References: OpenAI's API (platform.openai.com/docs/api-reference), and the options that vLLM adds.
+References: OpenAI's API (platform.openai.com/docs/api-reference), and options of vLLM.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def completion(body: Any, *, model: str, defaults: Sampling) -> Request:
 
     Args:
         body: The JSON value.
-        model: The name that the server answers to.
-        defaults: Options of a request that does not name them.
+        model: The model's name.
+        defaults: Options of a request without them.
 
     Raises:
-        ApiError: A field is unknown, has a wrong value, or asks for what this server lacks.
+        ApiError: A field is unknown, has a wrong value, or asks for something absent.
     """
     fields = Fields(body)
     take_model(fields, model, required=True)
@@ -131,8 +131,8 @@ def chat(body: Any, *, model: str, defaults: Sampling) -> Request:
 
     Args:
         body: The JSON value.
-        model: The name that the server answers to.
-        defaults: Options of a request that does not name them.
+        model: The model's name.
+        defaults: Options of a request without them.
 
     Raises:
         ApiError: As in `completion`.
@@ -214,7 +214,7 @@ def take_model(fields: Fields, model: str, *, required: bool = False) -> None:
 
     Args:
         fields: The body.
-        model: The name that the server answers to.
+        model: The model's name.
         required: Refuse a body without it.
     """
     name = fields.take("model", "a string")
@@ -225,7 +225,7 @@ def take_model(fields: Fields, model: str, *, required: bool = False) -> None:
 
 
 def check_model(name: str, model: str) -> None:
-    """Refuses the name of a model that is not here."""
+    """Refuses the name of another model."""
     if name != model:
         raise ApiError(
             f"model must be {model!r}, which this server has, got {shown(name)}; see /v1/models",
@@ -271,7 +271,7 @@ def _max_tokens(fields: Fields, *names: str) -> int | None:
 def _common(
     fields: Fields, defaults: Sampling, *, logprobs: int | None, echo: bool
 ) -> dict[str, Any]:
-    """Returns what both kinds of a request have."""
+    """Returns the fields of both kinds of a request."""
     stream = fields.take("stream", "a boolean", False)
     usage = False
     if "stream_options" in fields:
@@ -328,7 +328,7 @@ def _bias(fields: Fields) -> dict[int, float]:
 
 
 def _refuse(fields: Fields, others: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
-    """Refuses what this server lacks, then what no server has."""
+    """Refuses fields of other servers, then unknown ones."""
     for name, (allowed, advice) in others.items():
         fields.only(name, allowed, advice)
     fields.end()

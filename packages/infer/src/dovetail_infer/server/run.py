@@ -26,8 +26,8 @@ def run(
     Args:
         application: The result of `app`.
         host: Address to listen on. With another than this machine's own, use `api_keys`.
-        port: Port to listen on; 0 for one that is free, which the log tells.
-        grace_s: Seconds that open requests have after the first signal.
+        port: Port to listen on; 0 for a free one, named by the log.
+        grace_s: Seconds for open requests after the first signal.
 
     Raises:
         OSError: The address cannot be listened on.

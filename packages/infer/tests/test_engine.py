@@ -58,7 +58,8 @@ def tokens(completions):
     "options", [{}, *(pytest.param(o, marks=pytest.mark.thorough) for o in SETTINGS)], ids=str
 )
 @pytest.mark.parameter(
-    "prefix_cache", "overlap", "page_size", "step_tokens", "max_rows", "kv_bytes", "invariant"
+    *("prefix_cache", "overlap", "page_size", "step_tokens", "max_rows", "kv_bytes", "invariant"),
+    "prefill_tokens",
 )
 def test_greedy_ids_are_those_of_whole_forward_passes(options, expected):
     with engine(**options) as running:
@@ -113,7 +114,9 @@ def test_an_invariant_engine_has_the_same_bits_in_any_company():
         assert running.stats().preemptions == 0
         preempted = running.generate(prompts(20), sampling)
         assert running.stats().preemptions > 0
-    for completions in (cold, warm, preempted):
+    with engine(model, invariant=True, prefill_tokens=3) as running:
+        capped = running.generate(prompts(20), sampling)
+    for completions in (cold, warm, preempted, capped):
         for ours, theirs in zip(completions[:6], alone, strict=True):
             assert ours.tokens.tolist() == theirs.tokens.tolist()
             np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)

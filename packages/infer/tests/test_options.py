@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax.numpy as jnp
@@ -52,6 +54,41 @@ def test_events_are_plain_values_of_each_request() -> None:
     assert events
     plain = (int, float, str, bool, list, tuple, dict, type(None))
     assert all(isinstance(value, plain) for event in events for value in event.values())
+
+
+@pytest.mark.parameter("priority")
+def test_priorities_order_the_queue_and_keep_the_tokens() -> None:
+    events: list[dict[str, Any]] = []
+    options = [dataclasses.replace(GREEDY, priority=p) for p in (1, 0, -2, 0)]
+    ids = prompts(4)
+    with engine(max_rows=1, events=events.append) as running:
+        running.pause()
+        with ThreadPoolExecutor(1) as pool:
+            given = pool.submit(running.generate, ids, options)
+            while running.stats().waiting < 4:
+                time.sleep(0.001)
+            running.resume()
+            found = [c.tokens.tolist() for c in given.result(60)]
+    assert found == [greedy(decoder(), x, 12) for x in ids]
+    rows = [event["rows"] for event in events if event["event"] == "step"]
+    begun = [row[0] for step in rows for row in step if row[5]]
+    assert begun == [2, 1, 3, 0]
+
+
+@pytest.mark.thorough("it compiles every program of an engine")
+@pytest.mark.parameter("prefill_tokens")
+def test_no_step_beside_decoding_rows_reads_more_of_prompts_and_none_compiles_late() -> None:
+    events: list[dict[str, Any]] = []
+    with engine(prefill_tokens=5, events=events.append, prefix_cache=False) as running:
+        assert 5 + 4 in {program.bucket.tokens for program in running.warmup()}
+        running.generate(prompts(8), GREEDY)
+        assert running.stats().late_compiles == 0
+    sizes = []
+    for event in events:
+        counts = [row[3] for row in event.get("rows", ()) if row[3] > 1 or row[5]]
+        if len(event.get("rows", ())) > len(counts) > 0:
+            sizes.append(sum(counts))
+    assert max(sizes) == 5
 
 
 @pytest.mark.thorough

@@ -36,6 +36,7 @@ GOOD = {
     "adapter": [None, 0],
     "cache_salt": [None, "tenant"],
     "deadline_s": [None, 0.5, 10],
+    "priority": [-3, 0, np.int64(7)],
 }
 
 
@@ -95,6 +96,8 @@ BAD = [
     ("cache_salt", "", "at least one character, or None, got cache_salt=''. Use None for"),
     ("cache_salt", 3, "cache_salt must be a text with at least one character, or None, got"),
     ("deadline_s", 0, "a number of seconds > 0, or None, got deadline_s=0. Use None for none."),
+    ("priority", 0.5, "priority must be an integer, got priority=0.5. Use -1 to run before"),
+    ("priority", True, "got priority=True."),
 ]
 
 
@@ -144,6 +147,7 @@ def test_good_values_are_kept_in_the_types_of_python(name: str) -> None:
     "adapter",
     "cache_salt",
     "deadline_s",
+    "priority",
     refuses=True,
 )
 def test_bad_values_are_refused_by_name(name: str, value: object, message: str) -> None:

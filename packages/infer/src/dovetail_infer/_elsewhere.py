@@ -34,6 +34,8 @@ engine = suggests(
     max_num_seqs="max_rows",
     max_batch_size="max_rows",
     max_num_batched_tokens="step_tokens",
+    long_prefill_token_threshold="prefill_tokens",
+    chunked_prefill_size="prefill_tokens",
     gpu_memory_utilization="kv_bytes=, the bytes of the cache",
     block_size="page_size",
     enable_prefix_caching="prefix_cache",

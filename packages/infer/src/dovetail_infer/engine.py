@@ -58,6 +58,8 @@ class Engine:
             weights and programs, and 25 % of the free memory of a CPU.
         page_size: Tokens per page.
         step_tokens: Largest number of tokens of a step, prompts and outputs together.
+        prefill_tokens: Largest number of prompt tokens of a step in which other requests draw
+            tokens, so that a long prompt does not hold them up. None: `step_tokens`.
         max_rows: Largest number of requests that run at once.
         max_length: Largest number of tokens of a request, prompt and output together. Default:
             4096, or less if the cache is smaller.
@@ -107,6 +109,7 @@ class Engine:
         kv_bytes: int | None = None,
         page_size: int = 16,
         step_tokens: int = 2048,
+        prefill_tokens: int | None = None,
         max_rows: int = 64,
         max_length: int | None = None,
         max_queue: int = 256,
@@ -120,7 +123,8 @@ class Engine:
     ):
         length = DEFAULT_LENGTH if max_length is None else max_length
         sizes = {"page_size": page_size, "step_tokens": step_tokens, "max_rows": max_rows}
-        check_sizes(**sizes, max_length=length, max_queue=max_queue)
+        capped = {} if prefill_tokens is None else {"prefill_tokens": prefill_tokens}
+        check_sizes(**sizes, **capped, max_length=length, max_queue=max_queue)
         check_sizes(least=0, max_logprobs=max_logprobs, adapters=adapters)
         check_model(model)
         features: dict[str, Any] = {"record_experts": record_experts, "adapters": adapters}
@@ -130,7 +134,11 @@ class Engine:
         _log.info("memory of the engine:\n%s", fit)
         sizes["step_tokens"] = min(step_tokens, max_rows * fit.max_length)
         limits = Limits(
-            max_length=fit.max_length, groups=fit.limits, prefix_cache=prefix_cache, **sizes
+            max_length=fit.max_length,
+            groups=fit.limits,
+            prefix_cache=prefix_cache,
+            **sizes,
+            **capped,
         )
         step: dict[str, Any] = {"operations": operations, "layout": layout, "limits": limits}
         step |= {"max_logprobs": max_logprobs, "adapters": adapters, "invariant": invariant}

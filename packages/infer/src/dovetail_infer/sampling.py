@@ -67,6 +67,9 @@ class Sampling:
             `cached_tokens` nor the time tells a tenant the prompts of others. None: no salt.
         deadline_s: Seconds from the call on, waiting included, after which the request ends with
             `finish_reason="deadline"`.
+        priority: Lower runs earlier: it is taken from the queue first, and takes rows and cache
+            from running requests of larger numbers. Among equal numbers, requests of streams come
+            before those of other calls. Nothing is promised to a request while earlier ones come.
 
     Raises:
         ValueError: An option is out of range.
@@ -95,6 +98,7 @@ class Sampling:
     adapter: int | None = None
     cache_salt: str | None = None
     deadline_s: int | float | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         for name, (kind, holds, must, use) in _RANGES.items():
@@ -223,6 +227,7 @@ _RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
         "a number of seconds > 0, or None",
         "None for none",
     ),
+    "priority": (numbers.Integral, lambda _: True, "an integer", "-1 to run before the default"),
 }
 
 

@@ -81,6 +81,7 @@ class Machine(RuleBasedStateMachine):
         spare=st.sampled_from([0, 1, 2, 5, 100]),
         prefix_cache=st.sampled_from([True, True, True, False]),
         ahead=st.sampled_from([0, 1, 1, 2]),
+        prefill_tokens=st.sampled_from([None, None, 1, 3]),
         seed=st.integers(0, 2**16),
     )
     def start(
@@ -92,6 +93,7 @@ class Machine(RuleBasedStateMachine):
         spare,
         prefix_cache,
         ahead,
+        prefill_tokens,
         seed,
     ):
         def limits(pages):
@@ -102,6 +104,7 @@ class Machine(RuleBasedStateMachine):
                 max_length=MAX_LENGTH,
                 groups=tuple(Group(window=w, pages=n) for w, n in zip(windows, pages, strict=True)),
                 prefix_cache=prefix_cache,
+                prefill_tokens=prefill_tokens,
             )
 
         least = [limits([0] * len(windows)).least_pages(w) for w in windows]
@@ -129,8 +132,9 @@ class Machine(RuleBasedStateMachine):
         outputs=st.integers(0, 24),
         read_prefix=st.sampled_from([True, True, True, False]),
         copies=st.sampled_from([1, 1, 3]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
     )
-    def add(self, shared, branch, own, outputs, read_prefix, copies):
+    def add(self, shared, branch, own, outputs, read_prefix, copies, priority):
         pattern = random.Random(branch)
         ids = [pattern.randrange(1, 9) for _ in range(shared)]
         ids += [self.random.randrange(1, 9) for _ in range(own)]
@@ -143,6 +147,7 @@ class Machine(RuleBasedStateMachine):
                 max_total=min(MAX_LENGTH, len(ids) + outputs),
                 namespace=self.namespace,
                 read_prefix=read_prefix,
+                priority=priority,
             )
             self.scheduler.add(sequence)
             self.alive[self.next_id] = sequence
@@ -154,7 +159,7 @@ class Machine(RuleBasedStateMachine):
     def add_short(self, count):
         """Adds requests whose outputs need most of the pages, so that some are preempted."""
         for _ in range(count):
-            self.add(0, 0, 3, 30, True, 1)
+            self.add(0, 0, 3, 30, True, 1, 0)
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps):
@@ -241,6 +246,7 @@ class Machine(RuleBasedStateMachine):
             assert not ready or any(self.in_flight)
             return None
         assert plan.tokens <= self.limits.step_tokens
+        self.check_cap(plan)
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         for request_id in plan.preempted:
             del self.places[request_id]
@@ -278,15 +284,38 @@ class Machine(RuleBasedStateMachine):
             assert not columns[: behind // self.limits.page_size].any()
             assert not columns[-(-end // self.limits.page_size) :].any()
 
+    def order(self, request_id):
+        return self.alive[request_id].priority, request_id
+
+    def check_cap(self, plan):
+        """No step in which requests decode reads more tokens of prompts than it may."""
+        prefill = decodes = 0
+        for row in plan.rows:
+            inside = row.start < self.alive[row.request_id].prompt_length
+            if row.count > 1 or row.admitted or inside:
+                prefill += row.count
+            else:
+                decodes += 1
+        if decodes and self.limits.prefill_tokens is not None:
+            assert prefill <= self.limits.prefill_tokens
+
     def check_progress(self, plan, running):
         served = {row.request_id for row in plan.rows}
-        # Only the youngest may miss a step, if there are no pages for it.
-        kept = [i for i in running if i not in plan.preempted]
-        assert served >= set(kept[:-1])
-        if any(row.admitted for row in plan.rows):
+        # Only the youngest may miss a step, if there are no pages for it; beside decoding requests
+        # a cap may leave a prefill nothing.
+        kept = sorted((i for i in running if i not in plan.preempted), key=self.order)
+        if self.limits.prefill_tokens is None:
+            assert served >= set(kept[:-1])
+        admitted = [row.request_id for row in plan.rows if row.admitted]
+        if admitted:
             assert served >= set(kept)
-            assert not plan.preempted
-        self.idle = 0 if min(self.alive) in served else self.idle + 1
+        for victim in plan.preempted:  # by one that runs and is older, or by a lower number
+            older = [i for i in served if self.order(i) < self.order(victim)]
+            assert older
+            if admitted:
+                first = min(admitted, key=self.order)
+                assert self.alive[first].priority < self.alive[victim].priority
+        self.idle = 0 if min(self.alive, key=self.order) in served else self.idle + 1
         assert self.idle <= self.limits.max_rows * MAX_LENGTH
 
     def draws(self, plan):

@@ -15,6 +15,7 @@ LIMITS = Limits(
     max_rows=2,
     max_length=16,
     groups=(Group(window=None, pages=6), Group(window=5, pages=5)),
+    prefill_tokens=3,
 )
 
 
@@ -26,7 +27,12 @@ def log():
     for i in range(3):
         scheduler.add(
             Sequence(
-                request_id=i, ids=[1, 2, 3, 4, i], prompt_length=5, max_total=9, namespace=b"v1"
+                request_id=i,
+                ids=[1, 2, 3, 4, i],
+                prompt_length=5,
+                max_total=9,
+                namespace=b"v1",
+                priority=i,
             )
         )
     for token in range(3):

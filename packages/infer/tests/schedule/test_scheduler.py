@@ -294,6 +294,85 @@ def test_reset_requests_wait_at_the_front_by_arrival():
     assert step(engine) == [(0, 0, 3), (1, 0, 3), (2, 0, 3)]
 
 
+def test_a_lower_priority_number_runs_earlier():
+    engine = scheduler(max_rows=1)
+    for i, priority in enumerate([5, 0, -1, 0]):
+        add(engine, i, [i], outputs=1, priority=priority)
+    order = []
+    while (plan := engine.plan()) is not None:
+        [row] = plan.rows
+        order.append(row.request_id)
+        engine.sampled(row.request_id, 1)
+        engine.finish(row.request_id)
+    assert order == [2, 1, 3, 0]
+
+
+def test_the_largest_priority_number_loses_its_pages_first():
+    engine = scheduler(groups=one_group(9), prefix_cache=False)
+    for i, priority in enumerate([0, 2, 1]):
+        add(engine, i, [i] * 4, outputs=20, priority=priority)
+    for _ in range(9):
+        assert sorted(row[0] for row in step(engine)) == [0, 1, 2]
+    plan = engine.plan()
+    assert plan.preempted == (1,)
+    assert [row.request_id for row in plan.rows] == [0, 2]
+
+
+def test_a_waiting_request_takes_one_row_a_step_from_larger_numbers_alone():
+    engine = scheduler(prefix_cache=False)
+    for i, priority in enumerate([1, 0, 1]):
+        add(engine, i, [i], outputs=9, priority=priority)
+    assert step(engine) == [(1, 0, 1), (0, 0, 1), (2, 0, 1)]
+    for i in (3, 4, 5):
+        add(engine, i, [i], outputs=9)
+    plan = engine.plan()
+    assert plan.preempted == (2,)
+    assert [row.request_id for row in plan.rows] == [1, 0, 3]
+    for row in plan.rows:
+        engine.sampled(row.request_id, 1)
+    plan = engine.plan()
+    assert plan.preempted == (0,)
+    assert [row.request_id for row in plan.rows] == [1, 3, 4]
+    for row in plan.rows:
+        engine.sampled(row.request_id, 1)
+    assert engine.plan().preempted == (), "5 is not before 1, 3 and 4"
+
+
+def test_a_waiting_request_takes_pages_too_and_no_more_than_it_needs():
+    engine = scheduler(groups=one_group(8), prefix_cache=False)
+    add(engine, 0, [0] * 11, priority=1)  # three pages
+    add(engine, 1, [1] * 5, priority=1)  # two
+    assert step(engine) == [(0, 0, 11), (1, 0, 5)]
+    add(engine, 2, [2] * 15, outputs=1)  # four: one of 1's is missing
+    plan = engine.plan()
+    assert plan.preempted == (1,)
+    assert [(row.request_id, row.count) for row in plan.rows] == [(0, 1), (2, 15)]
+
+
+def test_prefill_beside_decoding_rows_is_capped_and_alone_it_is_not():
+    engine = scheduler(prefill_tokens=5)
+    add(engine, 0, range(3), outputs=20)
+    assert step(engine) == [(0, 0, 3)]
+    add(engine, 1, range(100, 112))
+    add(engine, 2, range(200, 216))
+    assert step(engine) == [(0, 3, 1), (1, 0, 5)]
+    assert step(engine) == [(0, 4, 1), (1, 5, 5)]
+    assert step(engine) == [(0, 5, 1), (1, 10, 2), (2, 0, 3)]
+    engine.finish(0)
+    engine.finish(1)
+    assert step(engine) == [(2, 3, 13)]
+
+
+def test_the_last_token_of_a_prompt_counts_in_the_cap():
+    engine = scheduler(prefill_tokens=5, step_tokens=8)
+    add(engine, 0, range(3), outputs=20)
+    step(engine)
+    add(engine, 1, range(100, 106))
+    add(engine, 2, range(200, 216))
+    assert step(engine) == [(0, 3, 1), (1, 0, 5)]
+    assert step(engine) == [(0, 4, 1), (1, 5, 1), (2, 0, 4)]
+
+
 def test_bad_requests_are_refused():
     engine = scheduler()
     add(engine, 3, [1])
@@ -303,6 +382,8 @@ def test_bad_requests_are_refused():
         add(engine, 3, [1])
     with pytest.raises(ValueError, match="max_total=33, max_length=32; pass a shorter prompt"):
         add(engine, 4, range(29))
+    with pytest.raises(ValueError, match="prefill_tokens=0; pass prefill_tokens=1 or more"):
+        scheduler(prefill_tokens=0)
     with pytest.raises(ValueError, match="got pages=1 with window=None; pass pages=8 or more"):
         scheduler(groups=one_group(1))
 

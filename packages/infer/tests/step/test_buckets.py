@@ -77,7 +77,8 @@ def test_every_step_has_a_program(data):
     step_tokens = data.draw(st.integers(1, 5000))
     max_rows = data.draw(st.integers(1, step_tokens))
     gpu = data.draw(st.booleans())
-    programs = lattice(step_tokens=step_tokens, max_rows=max_rows, gpu=gpu)
+    cap = data.draw(st.none() | st.integers(1, 5000))
+    programs = lattice(step_tokens=step_tokens, max_rows=max_rows, prefill_tokens=cap, gpu=gpu)
     least = 2 if gpu else 1
     assert len(set(programs)) == len(programs)
     assert all(p.rows <= p.tokens <= max(step_tokens, least) for p in programs)
@@ -91,6 +92,15 @@ def test_every_step_has_a_program(data):
     assert chosen.tokens >= tokens
     assert chosen.rows >= rows
     assert KINDS.index(chosen.kind) >= KINDS.index(kind)
+
+
+@pytest.mark.parametrize("kind", ["plain", "full", "score"])
+def test_a_capped_step_has_a_program_of_its_size(kind):
+    programs = lattice(step_tokens=2048, max_rows=64, prefill_tokens=256)
+    assert smallest(programs, tokens=256 + 8, rows=9, kind=kind).tokens == 256 + 64
+    assert smallest(programs, tokens=256 + 65, rows=64, kind="plain").tokens == 512
+    whole = lattice(step_tokens=256, max_rows=64, prefill_tokens=192)
+    assert whole == lattice(step_tokens=256, max_rows=64)
 
 
 @given(st.integers(1, 300), st.sampled_from([("plain", False), ("plain", True), ("greedy", True)]))

@@ -125,6 +125,7 @@ def _replaced(sampling: Sampling, own: dict[str, Any]) -> Sampling:
 
 
 def _digest(source: Mapping[str, Any], sampling: Sampling, model: str) -> str:
-    values = {name: getattr(sampling, name) for name in OPTIONS}
+    # A priority changes the time of a result alone.
+    values = {name: getattr(sampling, name) for name in OPTIONS if name != "priority"}
     text = json.dumps([model, source, values], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -224,6 +224,8 @@ class Submission:
                 prompt_length=len(ids),
                 max_total=min(len(ids) + sampling.max_tokens, self.max_length),
                 read_prefix=targets is None and not self.record_experts,
+                # Of equal priorities, streams come first: somebody reads along.
+                priority=2 * sampling.priority + (not streams),
             )
             return Request(
                 scheduled,

@@ -38,8 +38,8 @@ def _simulate(parser: Parser) -> None:
     """Prints waiting times, latencies and page use of a trace.
 
     Each line of TRACE is a JSON object with time_s, prompt_tokens, output_tokens, and optionally
-    prefix (a name) with prefix_tokens. A step takes fixed + token * tokens + kv-token * cached
-    tokens of its rows seconds.
+    prefix (a name) with prefix_tokens, and priority. A step takes fixed + token * tokens +
+    kv-token * cached tokens of its rows seconds.
     """
     parser.set_defaults(run=_run_simulate)
     parser.add_argument("trace", metavar="TRACE", help="requests, as JSON lines")
@@ -54,6 +54,7 @@ def _simulate(parser: Parser) -> None:
     )
     parser.add_argument("--page-size", type=int, default=16, help="tokens per page (16)")
     parser.add_argument("--step-tokens", type=int, default=2048, help="tokens of a step (2048)")
+    parser.add_argument("--prefill-tokens", type=int, help="prefill tokens beside decoding rows")
     parser.add_argument("--max-rows", type=int, default=64, help="running requests (64)")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a request (4096)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="share no pages")
@@ -73,6 +74,7 @@ def _run_simulate(args: argparse.Namespace) -> None:
         max_length=args.length,
         groups=(Group(window=None, pages=args.pages), *args.window),
         prefix_cache=not args.no_prefix_cache,
+        prefill_tokens=args.prefill_tokens,
     )
     seconds = Linear(fixed_s=args.fixed_s, token_s=args.token_s, kv_token_s=args.kv_token_s)
     with open(args.trace, encoding="utf-8") as lines:

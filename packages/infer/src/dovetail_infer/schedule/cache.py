@@ -96,40 +96,48 @@ class PagedCache:
                 best = after
         return best, None
 
-    def reserve(self, sequence: Sequence, hit: int, promised: Sequences[int]) -> bool:
-        """Gives a request with a slot the pages of its first `hit` blocks, if the others fit too.
-
-        Call it at once after `lookup`: a page taken in between may be one of the hit
-        (GeeeekExplorer/nano-vllm#144).
+    def fits(self, sequence: Sequence, hit: int, promised: Sequences[int]) -> bool:
+        """Tests whether the pages of all known tokens of a waiting request are available.
 
         Args:
             sequence: A request without pages.
             hit: Number of blocks found by `lookup`.
             promised: Number of pages of each group that running requests still need.
-
-        Returns:
-            Whether the pages of all its known tokens are available. If not, nothing has changed.
         """
         blocks = self._blocks(len(sequence.ids))
-        firsts = self._first_blocks(hit * self._page_size)
-        shared = [
-            [sequence.digest(block, self._page_size) for block in range(first, hit)]
-            for first in firsts
-        ]
-        for group, pool in enumerate(self._pools):
-            own = min(blocks - hit, self._most[group] - len(shared[group]))
-            if own + promised[group] > pool.available - pool.cached(shared[group]):
+        for group, shared in enumerate(self._shared(sequence, hit)):
+            pool = self._pools[group]
+            own = min(blocks - hit, self._most[group] - len(shared))
+            if own + promised[group] > pool.available - pool.cached(shared):
                 return False
-        for group, pool in enumerate(self._pools):
-            pages = pool.share(shared[group])
-            self.tables[group, sequence.slot, firsts[group] : hit] = pages
+        return True
+
+    def reserve(self, sequence: Sequence, hit: int) -> None:
+        """Gives a request with a slot the pages of its first `hit` blocks.
+
+        Call it at once after `lookup` and `fits`: a page taken in between may be one of the hit
+        (GeeeekExplorer/nano-vllm#144).
+
+        Args:
+            sequence: A request without pages.
+            hit: Number of blocks found by `lookup`.
+        """
+        for group, shared in enumerate(self._shared(sequence, hit)):
+            pages = self._pools[group].share(shared)
+            self.tables[group, sequence.slot, hit - len(pages) : hit] = pages
             sequence.pages.append(pages)
         sequence.blocks = sequence.registered = hit
         if self._shares:
             for block in range(hit, len(sequence.ids) // self._page_size):
                 digest = sequence.digest(block, self._page_size)
                 self._expected.setdefault(digest, sequence.request_id)
-        return True
+
+    def _shared(self, sequence: Sequence, hit: int) -> list[list[bytes]]:
+        """Returns the digests of the blocks before `hit` that the next token sees, by group."""
+        return [
+            [sequence.digest(block, self._page_size) for block in range(first, hit)]
+            for first in self._first_blocks(hit * self._page_size)
+        ]
 
     def is_expected(self, digest: bytes) -> bool:
         """Returns whether a running request is about to compute this block."""

@@ -6,7 +6,7 @@ A log has one JSON object a line. The first is `limits`, with the fields of `Lim
 the calls that the scheduler got and the plans that it made:
 
     {"event": "add", "request_id": 7, "ids": [..], "prompt_length": 5, "max_total": 9,
-     "namespace": "00ff", "read_prefix": true}
+     "namespace": "00ff", "read_prefix": true, "priority": 0}
     {"event": "step", "rows": [[request_id, slot, start, count, samples, admitted], ..],
      "preempted": [..]}                       a plan; without rows if there was nothing to do
     {"event": "sampled", "request_id": 7, "token": 3}
@@ -43,6 +43,7 @@ def add(sequence: Sequence) -> dict[str, Any]:
         "max_total": sequence.max_total,
         "namespace": sequence.namespace.hex(),
         "read_prefix": sequence.read_prefix,
+        "priority": sequence.priority,
     }
 
 

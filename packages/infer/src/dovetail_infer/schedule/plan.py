@@ -31,6 +31,8 @@ class Limits:
         max_length: Largest number of tokens of a request, prompt and output together.
         groups: Page groups.
         prefix_cache: Whether requests share pages with equal tokens.
+        prefill_tokens: Largest number of prefill tokens of a step in which requests decode. None:
+            no limit but `step_tokens`.
     """
 
     page_size: int
@@ -39,6 +41,7 @@ class Limits:
     max_length: int
     groups: tuple[Group, ...]
     prefix_cache: bool = True
+    prefill_tokens: int | None = None
 
     def least_pages(self, window: int | None) -> int:
         """Returns the number of pages of a group that one request needs at most."""
@@ -55,11 +58,11 @@ class Limits:
         Raises:
             ValueError: If a size is below 1, or a group has too few pages for one request.
         """
-        for name in ("page_size", "step_tokens", "max_rows", "max_length"):
-            if getattr(self, name) < 1:
+        for name in ("page_size", "step_tokens", "max_rows", "max_length", "prefill_tokens"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
                 raise ValueError(
-                    f"{name} must be at least 1, got {name}={getattr(self, name)}; pass {name}=1 "
-                    "or more"
+                    f"{name} must be at least 1, got {name}={size}; pass {name}=1 or more"
                 )
         for group in self.groups:
             least = self.least_pages(group.window)

@@ -76,6 +76,7 @@ def _add(scheduler: Scheduler, event: dict[str, Any]) -> None:
             max_total=event["max_total"],
             namespace=bytes.fromhex(event["namespace"]),
             read_prefix=event["read_prefix"],
+            priority=event["priority"],
         )
     )
 

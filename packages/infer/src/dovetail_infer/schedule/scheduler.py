@@ -8,14 +8,16 @@ and decoding are all this one case (vLLM V1 has the same idea). There is no JAX,
 random number here: the same calls give the same plans, so a log of the calls replays
 (`dovetail_infer.schedule.replay`).
 
+- Order: by priority, lower numbers first, then by arrival. "Older" below means earlier in it.
 - Budget: `step_tokens` go to decoding requests first, then to running prefills, then to admissions;
-  each by arrival.
+  each in order. Beside decoding requests, prefills and admissions get `prefill_tokens` at most.
 - Pages: an older request takes those of the youngest running one, which waits again in its place of
   the queue. The oldest request therefore always moves on. The youngest skips the step if there are
   no pages for it, and keeps those that it has.
-- Queue: first come, first served; the first request that does not fit stops the admissions. A
-  request fits if the pages of all its known tokens are available beside those that running prefills
-  still need.
+- Queue: in order; the first request that does not fit stops the admissions. A request fits if a
+  slot is free, and the pages of all its known tokens are available beside those that running
+  prefills still need. The first of the queue takes slots and pages from running requests of larger
+  priority numbers until it fits: one request in each step, so that the others move on.
 - Duplicates: a request whose next block is being computed by a running one waits for that block,
   since two would compute the same. Only such a request may be overtaken. It waits for requests that
   run already and are never slowed by later ones, so it cannot starve, and strangers need not wait
@@ -25,9 +27,9 @@ random number here: the same calls give the same plans, so a log of the calls re
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+from bisect import insort
 from collections.abc import Callable, Iterable
-from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,8 @@ from dovetail_infer.schedule.cache import PagedCache
 from dovetail_infer.schedule.pages import PageCounts
 from dovetail_infer.schedule.plan import Limits, Plan, Row
 from dovetail_infer.schedule.sequence import Sequence
+
+_ORDER = attrgetter("priority", "arrival")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -89,8 +93,8 @@ class Scheduler:
         self._record = record
         self._cache = PagedCache(limits)
         self._free_slots = list(range(limits.max_rows - 1, -1, -1))
-        self._running: list[Sequence] = []  # by arrival
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()  # by arrival
+        self._running: list[Sequence] = []  # in order, as the next
+        self._waiting: list[Sequence] = []
         self._sequences: dict[int, Sequence] = {}
         self._arrivals = 0
         self._has_windows = any(group.window is not None for group in limits.groups)
@@ -117,7 +121,7 @@ class Scheduler:
         return self._cache.counts()
 
     def add(self, sequence: Sequence) -> None:
-        """Adds a request at the end of the queue.
+        """Adds a request to the queue, behind all of its priority.
 
         Raises:
             ValueError: If its id is in use, its prompt is empty, or it is too long.
@@ -130,7 +134,7 @@ class Scheduler:
             )
         sequence.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         self._sequences[sequence.request_id] = sequence
-        self._waiting[sequence.request_id] = sequence
+        insort(self._waiting, sequence, key=_ORDER)
         if self._record:
             self._record(events.add(sequence))
 
@@ -144,14 +148,15 @@ class Scheduler:
             The step, or None if no request has a token to read.
         """
         rows: list[Row] = []
-        preempted: list[Sequence] = []
         planned: list[Sequence] = []
         if self._has_windows:
             for sequence in self._running:
                 self._cache.release_behind(sequence)
+        preempted = self._make_way()
+        given_way = len(preempted)
         counts, budget = self._divide_budget()
         stalled = self._continue(counts, rows, planned, preempted)
-        if not (stalled or preempted):
+        if not stalled and len(preempted) == given_way:
             self._admit(budget, rows, planned)
         for sequence in planned:
             # Only now: a request admitted in this step must not read what this step writes.
@@ -194,14 +199,14 @@ class Scheduler:
         if sequence is None:
             return False
         if sequence.slot is None:
-            del self._waiting[request_id]
+            self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
             self._vacate(sequence)
         return True
 
     def reset(self, request_ids: Iterable[int] | None = None) -> None:
-        """Forgets the computed tokens of requests; those that run wait again, by arrival.
+        """Forgets the computed tokens of requests; those that run wait again, in order.
 
         Known ids stay. Draws in flight are forgotten: after a failed step they never come, and
         those of earlier steps must be reported before.
@@ -219,7 +224,7 @@ class Scheduler:
                 if sequence.slot is not None:
                     self._running.remove(sequence)
                     self._vacate(sequence)
-                    self._wait_again(sequence)
+                    insort(self._waiting, sequence, key=_ORDER)
 
     def rename(self, request_id: int, namespace: bytes) -> None:
         """Changes the namespace of a waiting request, after a `reset` for new weights."""
@@ -244,17 +249,36 @@ class Scheduler:
         self._cache.check(self._running)
         slots = [sequence.slot for sequence in self._running if sequence.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.limits.max_rows))
-        for queue in (self._running, list(self._waiting.values())):
-            arrivals = [sequence.arrival for sequence in queue]
-            assert arrivals == sorted(arrivals)
-        ids = [sequence.request_id for sequence in [*self._running, *self._waiting.values()]]
+        for queue in (self._running, self._waiting):
+            assert queue == sorted(queue, key=_ORDER)
+        ids = [sequence.request_id for sequence in [*self._running, *self._waiting]]
         assert sorted(ids) == sorted(self._sequences)
+
+    def _make_way(self) -> list[Sequence]:
+        """Preempts requests for the first of the queue, from the last on, until it fits."""
+        preempted: list[Sequence] = []
+        first = self._waiting[0] if self._waiting else None
+        if first is None or first.pending or first.ended:
+            return preempted
+        while self._running and self._running[-1].priority > first.priority:
+            hit, awaited = self._cache.lookup(first)
+            if awaited is not None:
+                break
+            if self._free_slots and self._cache.fits(first, hit, self._promised()):
+                break
+            preempted.append(self._preempt())
+        return preempted
+
+    def _promised(self) -> list[int]:
+        """Returns the number of pages of each group that running prefills still need."""
+        to_come = map(self._cache.to_come, self._running)
+        return [sum(pages) for pages in zip([0] * len(self.limits.groups), *to_come, strict=True)]
 
     def _divide_budget(self) -> tuple[list[int], int]:
         """Divides the budget among the running requests. Returns their tokens and the rest."""
         budget = self.limits.step_tokens
         counts = [0] * len(self._running)
-        prefills = []
+        prefills, cap, decodes = [], self.limits.prefill_tokens, False
         for i, sequence in enumerate(self._running):
             total = len(sequence.ids) + sequence.pending
             left = total - sequence.computed
@@ -263,8 +287,14 @@ class Scheduler:
             elif left and not total >= sequence.max_total > sequence.prompt_length:
                 counts[i] = 1
                 budget -= 1
-        # There is budget for each: there was when the last was admitted, and none reads more tokens
-        # in a step than then.
+                if sequence.computed >= sequence.prompt_length:
+                    decodes = True
+                elif cap is not None:
+                    cap -= 1  # the last token of a prompt; at most one request is in its midst
+        if decodes and cap is not None:
+            budget = min(budget, cap)
+        # There is budget for each if there is no cap: there was when the last was admitted, and
+        # none reads more tokens in a step than then.
         for i, sequence, total in prefills:
             counts[i] = min(total - sequence.computed, budget)
             budget -= counts[i]
@@ -297,7 +327,7 @@ class Scheduler:
     def _preempt(self) -> Sequence:
         victim = self._running.pop()
         self._vacate(victim)
-        self._wait_again(victim)
+        insort(self._waiting, victim, key=_ORDER)
         self.counters.preemptions += 1
         return victim
 
@@ -305,10 +335,8 @@ class Scheduler:
         """Admits waiting requests, and adds their rows."""
         if not (self._waiting and budget and self._free_slots):
             return
-        promised = [0] * len(self.limits.groups)
-        for sequence in self._running:
-            promised = list(map(int.__add__, promised, self._cache.to_come(sequence)))
-        for sequence in list(islice(self._waiting.values(), self.limits.max_rows)):
+        promised = self._promised()
+        for sequence in self._waiting[: self.limits.max_rows]:
             if not (budget and self._free_slots) or sequence.pending or sequence.ended:
                 return
             if sequence.awaited is not None and self._cache.is_expected(sequence.awaited):
@@ -318,12 +346,11 @@ class Scheduler:
                 continue
             start = hit * self.limits.page_size
             count = min(len(sequence.ids) - start, budget)
-            sequence.slot = self._free_slots[-1]
-            if not self._cache.reserve(sequence, hit, promised):
-                sequence.slot = None
+            if not self._cache.fits(sequence, hit, promised):
                 return
-            self._free_slots.pop()
-            del self._waiting[sequence.request_id]
+            sequence.slot = self._free_slots.pop()
+            self._cache.reserve(sequence, hit)
+            self._waiting.remove(sequence)
             self._enter(sequence, start)
             self._cache.extend(sequence, start + count)
             rows.append(self._row(sequence, count, admitted=True))
@@ -339,10 +366,7 @@ class Scheduler:
             self.counters.cached_tokens += start
             self.counters.prompt_tokens += sequence.prompt_length
         sequence.admissions += 1
-        place = len(self._running)
-        while place and self._running[place - 1].arrival > sequence.arrival:
-            place -= 1
-        self._running.insert(place, sequence)
+        insort(self._running, sequence, key=_ORDER)
 
     def _row(self, sequence: Sequence, count: int, *, admitted: bool) -> Row:
         """Counts the tokens of a row as computed, and its draw as pending."""
@@ -367,14 +391,3 @@ class Scheduler:
         self._cache.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = sequence.awaited = None
-
-    def _wait_again(self, sequence: Sequence) -> None:
-        """Puts a request into the queue by its arrival, near the front."""
-        older = []
-        for waiting in self._waiting.values():
-            if waiting.arrival > sequence.arrival:
-                break
-            older.append(waiting.request_id)
-        self._waiting[sequence.request_id] = sequence
-        for request_id in (sequence.request_id, *reversed(older)):
-            self._waiting.move_to_end(request_id, last=False)

@@ -16,7 +16,7 @@ _DIGEST_BYTES = 16  # a collision needs about 2**64 blocks
 class Sequence:
     """Tokens of a request and its progress.
 
-    The scheduler changes all fields after `max_total`, and appends to `ids`. Its tokens are `ids`
+    The scheduler changes all fields after `priority`, and appends to `ids`. Its tokens are `ids`
     and then `pending` more, drawn by steps whose result has not come. Prefill, a chunk of it,
     resumption and decoding differ only in the number of tokens from `computed` to this total.
 
@@ -29,6 +29,7 @@ class Sequence:
         namespace: Seed of its block digests: weights version and adapter. Requests of different
             namespaces share no pages. Change it only while the request waits.
         read_prefix: False computes the whole prompt, and never starts from cached pages.
+        priority: Lower runs earlier, and takes slots and pages from higher.
         computed: Number of tokens in the cache of the device, after the last plan.
         pending: Number of drawn tokens whose value has not come: at most 1 when a plan is made, if
             results come one step late.
@@ -48,6 +49,7 @@ class Sequence:
     max_total: int
     namespace: bytes = b""
     read_prefix: bool = True
+    priority: int = 0
     computed: int = 0
     pending: int = 0
     slot: int | None = None

@@ -32,6 +32,7 @@ class Arrival:
         output_tokens: Number of tokens that it draws.
         prefix: Name of a prefix that other requests have too. None: no token is shared.
         prefix_tokens: Number of tokens of the prefix.
+        priority: Lower runs earlier, see `Sequence.priority`.
     """
 
     time_s: float
@@ -39,6 +40,7 @@ class Arrival:
     output_tokens: int
     prefix: str | None = None
     prefix_tokens: int = 0
+    priority: int = 0
 
     def check(self) -> None:
         """Refuses a request without tokens, or with a prefix beyond its prompt."""
@@ -239,6 +241,7 @@ class _Run:
                 ids=ids,
                 prompt_length=len(ids),
                 max_total=len(ids) + arrival.output_tokens,
+                priority=arrival.priority,
             )
             self.scheduler.add(self._sequences[request_id])
             self._added += 1

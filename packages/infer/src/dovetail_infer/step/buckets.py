@@ -8,6 +8,7 @@ cache, the layers of a decoder run unrolled. The lattice has
 - for decoding, where each row reads one token, powers of two and `max_rows`;
 - for steps with prefill, `step_tokens` and its fourths, sixteenths and so on, down to 32 tokens,
   each with 8 and with `max_rows` rows;
+- with `prefill_tokens`, steps of that many and `max_rows` tokens too;
 - for options that "plain" lacks, "full" at 1, 8 and `max_rows` decoding rows, and at two sizes with
   prefill;
 - for the log-probabilities of prompts, "score" at the same two sizes with prefill.
@@ -57,13 +58,19 @@ class Bucket:
 
 
 def lattice(
-    *, step_tokens: int, max_rows: int, invariant: bool = False, gpu: bool = False
+    *,
+    step_tokens: int,
+    max_rows: int,
+    prefill_tokens: int | None = None,
+    invariant: bool = False,
+    gpu: bool = False,
 ) -> tuple[Bucket, ...]:
     """Returns the programs of an engine, by kind and then by size.
 
     Args:
         step_tokens: Largest number of tokens of a step, at least max_rows.
         max_rows: Largest number of requests of a step.
+        prefill_tokens: Largest number of prompt tokens beside decoding requests, or None.
         invariant: One size for all steps. On a CPU the bits of a product depend on its size alone,
             so a request's results then do not depend on its company.
         gpu: Whether the programs are for a GPU.
@@ -86,6 +93,9 @@ def lattice(
     few = min(_FEW_ROWS, max_rows)
     mixed = _fourths(step_tokens)
     coarse = {mixed[0], mixed[-1]} if len(mixed) < 3 else {mixed[1], mixed[-1]}
+    if prefill_tokens is not None and prefill_tokens + max_rows < step_tokens:
+        mixed.append(prefill_tokens + max_rows)
+        coarse.add(prefill_tokens + max_rows)
     drawing: tuple[Kind, ...] = ("greedy", "plain") if gpu else ("plain",)
     programs = {Bucket(rows, rows, kind, gpu) for rows in decode for kind in drawing}
     programs |= {Bucket(n, rows, "plain") for n in mixed for rows in (few, max_rows) if rows <= n}

@@ -108,6 +108,7 @@ class Executor:
         self._lattice = lattice(
             step_tokens=limits.step_tokens,
             max_rows=limits.max_rows,
+            prefill_tokens=limits.prefill_tokens,
             invariant=invariant,
             gpu=self._place.platform == "gpu",
         )

@@ -20,7 +20,7 @@ import pytest
 from engines import decoder, engine, greedy, prompts
 from flax import nnx
 
-from dovetail_infer import QueueFull, Sampling
+from dovetail_infer import Sampling
 from dovetail_infer.run import submission
 from dovetail_infer.run.loop import Loop
 from dovetail_infer.testing import TinyDecoder
@@ -75,31 +75,6 @@ class Held:
 
 def pages_in_use(running):
     return sum(page.used for page in running.stats().pages)
-
-
-class TestQueue:
-    """The bounded queue."""
-
-    @pytest.mark.parameter("max_queue")
-    def test_a_full_queue_refuses_a_stream_and_says_when_to_try_again(self):
-        with engine(max_queue=2) as running:
-            running.pause()
-            streams = [running.stream([i], GREEDY) for i in range(3)]
-            streams[0].__enter__()
-            streams[1].__enter__()
-            with pytest.raises(QueueFull, match="at most max_queue=2") as raised:
-                streams[2].__enter__()
-            assert raised.value.retry_after_s > 0
-            running.resume()
-            for stream in streams[:2]:
-                assert sum(len(piece.tokens) for piece in stream) == 12
-
-    @pytest.mark.thorough
-    def test_generate_waits_for_places(self):
-        with engine(max_queue=2, max_rows=2) as running:
-            ids = prompts(12)
-            found = running.generate(ids, GREEDY)
-            assert [c.tokens.tolist() for c in found] == [greedy(decoder(), x, 12) for x in ids]
 
 
 @pytest.mark.thorough

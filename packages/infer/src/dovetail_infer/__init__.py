@@ -11,7 +11,7 @@
     >>> len(completion.tokens), completion.finish_reason
     (8, 'length')
 
-- Engine: `Engine`, `Stream`, `QueueFull`, `Stats`
+- Engine: `Engine`, `Stream`, `Streams`, `QueueFull`, `Stats`
 - Requests and results: `Sampling`, `fold_seed`, `Completion`, `Tokens`, `TopLogprobs`, `Kept`
 - Files of prompts to files of results: `batch`
 - Interfaces: `Decoder`, `Operations`, `Tokenizer`, `reference`
@@ -29,7 +29,7 @@ from dovetail_infer._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_infer._suggestions import public_names as _public_names
 from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
 from dovetail_infer.engine import Engine
-from dovetail_infer.run.stream import Stream
+from dovetail_infer.run.stream import Stream, Streams
 from dovetail_infer.sampling import Sampling, fold_seed
 from dovetail_infer.stats import PageStats, Stats
 from dovetail_infer.types import Decoder, Operations, Tokenizer
@@ -38,6 +38,7 @@ __all__ = [  # noqa: RUF022, by topic
     # Engine
     "Engine",
     "Stream",
+    "Streams",
     "QueueFull",
     "Stats",
     "PageStats",

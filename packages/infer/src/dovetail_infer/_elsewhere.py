@@ -62,7 +62,13 @@ generate = suggests(
     n="sample(prompts, n={value})",
     **_OPTIONS,
 )
-stream = suggests(sampling_params="sampling", prompts="prompt", **_OPTIONS)
+stream = suggests(
+    sampling_params="sampling",
+    prompts="prompt",
+    n="streams([prompt], sampling, n={value})",
+    **_OPTIONS,
+)
+streams = suggests(sampling_params="sampling", prompt="prompts=[{value}]", **_OPTIONS)
 sample = suggests(
     sampling_params="sampling",
     num_samples="n",

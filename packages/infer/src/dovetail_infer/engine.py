@@ -22,11 +22,11 @@ from dovetail_infer.run.adapters import Adapters
 from dovetail_infer.run.arguments import check_model, check_sizes
 from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt
-from dovetail_infer.run.recorder import Event, Recorder
 from dovetail_infer.run.steps import Steps
-from dovetail_infer.run.stream import Stream
+from dovetail_infer.run.stream import Stream, Streams
 from dovetail_infer.run.submission import Submission, end_ids
 from dovetail_infer.sampling import Sampling
+from dovetail_infer.schedule.events import Event, Recorder
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.schedule.scheduler import Scheduler
 from dovetail_infer.stats import Stats
@@ -63,7 +63,7 @@ class Engine:
         max_rows: Largest number of requests that run at once.
         max_length: Largest number of tokens of a request, prompt and output together. Default:
             4096, or less if the cache is smaller.
-        max_queue: Largest number of waiting requests.
+        max_queue: Largest number of waiting streams. Other calls have a queue of the same size.
         prefix_cache: Keep pages of finished requests for prompts that begin alike.
         max_logprobs: Largest `Sampling.logprobs` and `Sampling.prompt_logprobs`.
         record_experts: Return the experts of each token, for a mixture. The prefix cache is then
@@ -253,26 +253,7 @@ class Engine:
         Returns:
             The log-probabilities of all tokens but the first, of each prompt.
         """
-        whole = self._submission.prompts(prompts, spare=0)
-        for i, ids in enumerate(whole):
-            if len(ids) < 2:
-                raise ValueError(
-                    "a text to score must have at least two tokens, since the first has no "
-                    f"probability, got {len(ids)} in prompts[{i}]. Leave it out."
-                )
-        option = Sampling(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
-        heads = [ids[:-1] for ids in whole]
-        targets = [np.array(ids[1:], np.int32) for ids in whole]
-        completions = self._submission.run(heads, [option] * len(whole), targets=targets)
-        for completion in completions:
-            # Other reasons leave the scores of a part of the prompt.
-            if completion.prompt_logprobs is None or completion.finish_reason != "length":
-                raise RuntimeError(
-                    "a score needs finite logits and a running engine, got finish_reason="
-                    f"{completion.finish_reason!r} with error={completion.error!r}. Check the "
-                    "weights, and close the engine later."
-                )
-        return [c.prompt_logprobs for c in completions if c.prompt_logprobs is not None]
+        return self._submission.score(prompts)
 
     @_elsewhere.stream
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Stream:
@@ -286,7 +267,27 @@ class Engine:
         """
         (ids,) = self._submission.prompts([prompt])
         option = self._submission.option(sampling)
-        return self._submission.stream(ids, option, engine=self)
+        return Stream(self._submission.source([ids], [option], engine=self))
+
+    @_elsewhere.streams
+    def streams(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, *, n: int = 1
+    ) -> Streams:
+        """Returns n streams of each prompt, which are read as one. They begin with their block.
+
+        Entering the block raises `QueueFull` if the queue has not a place for each; none begins
+        then. Leaving it early aborts all.
+
+        Args:
+            prompts: Texts or token ids.
+            sampling: Options of all. Default: `Sampling()`. With a seed, completion j of prompt i
+                has `fold_seed(seed, prompt=i, completion=j)`.
+            n: Completions of each prompt. They share the pages of the prompt.
+        """
+        check_sizes(n=n)
+        ids = [ids for ids in self._submission.prompts(prompts) for _ in range(n)]
+        options = self._submission.seeded(self._submission.option(sampling), len(ids), each=n)
+        return Streams(self._submission.source(ids, options, engine=self))
 
     @_elsewhere.update_weights
     def update_weights(

@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 from engines import decoder, engine, greedy
 
-from dovetail_infer import Engine, Sampling
+from dovetail_infer import Completion, Engine, Sampling
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
 LONG = Sampling(max_tokens=60, temperature=0)
@@ -94,6 +95,50 @@ def test_a_stream_keeps_its_engine_alive() -> None:
         gc.collect()
         tokens = [token for piece in stream for token in piece.tokens.tolist()]
     assert tokens == greedy(decoder(), [1, 2], 12)
+
+
+def test_streams_of_several_prompts_are_the_samples_with_their_index(running: Engine) -> None:
+    ids = [list(range(20)), [7, 8, 9]]
+    sampling = Sampling(max_tokens=9, seed=5)
+    expected = [c.tokens.tolist() for row in running.sample(ids, sampling, n=3) for c in row]
+    assert len({tuple(tokens) for tokens in expected}) == 6
+
+    async def main() -> list[list[int]]:
+        tokens, done = defaultdict[int, list[int]](list), list[tuple[int, list[int]]]()
+        async with running.streams(ids, sampling, n=3) as streams:
+            async for index, piece in streams:
+                if isinstance(piece, Completion):
+                    done.append((index, piece.tokens.tolist()))
+                    assert tokens[index] == piece.tokens.tolist()
+                else:
+                    assert index not in dict(done)
+                    tokens[index] += piece.tokens.tolist()
+        return [tokens for _, tokens in sorted(done)]
+
+    assert asyncio.run(main()) == expected
+    with running.streams(ids, sampling, n=3) as streams:
+        ends = [(i, piece) for i, piece in streams if isinstance(piece, Completion)]
+    assert [c.tokens.tolist() for _, c in sorted(ends, key=lambda end: end[0])] == expected
+    with running.streams([], sampling) as streams:
+        assert list(streams) == []
+
+
+def test_streams_share_the_pages_of_their_prompt() -> None:
+    with engine() as running, running.streams([list(range(17))], GREEDY, n=4) as streams:
+        cached = {i: p.cached_tokens for i, p in streams if isinstance(p, Completion)}
+    assert cached == {0: 0, 1: 16, 2: 16, 3: 16}
+
+
+def test_leaving_streams_aborts_all_of_them(running: Engine) -> None:
+    before = running.stats().finished.get("abort", 0)
+    running.pause()
+    with running.streams([[1], [2]], LONG, n=2):
+        pass
+    running.resume()
+    running.generate([[3]], GREEDY)
+    assert running.stats().finished["abort"] == before + 4
+    with pytest.raises(ValueError, match=r"n must be at least 1, got n=0"):
+        running.streams([[1]], GREEDY, n=0)
 
 
 @pytest.mark.costly("60 tokens, and whole passes over them")

@@ -103,6 +103,30 @@ def test_preemptions_are_counted():
     assert result.pages_used.max() == 8
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+def test_streams_beside_an_offline_batch_wait_steps_and_not_for_its_ends(priority):
+    limits = Limits(
+        page_size=16,
+        step_tokens=2048,
+        max_rows=64,
+        max_length=1024,
+        groups=(Group(window=None, pages=64 * 64),),
+    )
+    offline = [
+        Arrival(time_s=0.0, prompt_tokens=100, output_tokens=60, priority=priority)
+        for _ in range(300)
+    ]
+    streams = [Arrival(time_s=20.0, prompt_tokens=100, output_tokens=5) for _ in range(64)]
+    result = simulate([*offline, *streams], limits, seconds=Linear(fixed_s=1.0))
+    first = result.first_token_s[300:]
+    if priority:
+        # One row a step for each, and all 6,400 tokens of their prompts fit in those steps.
+        assert first.max() <= 64 + 1
+    else:
+        # Four times 64 of the batch come first, and the last began 20 steps ago.
+        assert first.min() > 4 * 60 - 20
+
+
 def test_the_table_has_a_line_for_each_number():
     trace = [Arrival(time_s=0.0, prompt_tokens=3, output_tokens=2)]
     result = simulate(trace, LIMITS, seconds=Linear(fixed_s=0.5))

@@ -1,6 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The thread of an engine: a bounded queue in front of its steps, deadlines, and commands."""
+"""The thread of an engine: bounded queues in front of its steps, deadlines, and commands.
+
+Streams and the requests of other calls have a queue each. The others wait for a place in theirs,
+so however many prompts a call has, it takes no place from a stream.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +32,7 @@ class Loop:
 
     Args:
         steps: The steps. The thread alone uses them from now on.
-        max_queue: Largest number of waiting requests.
+        max_queue: Largest number of waiting streams, and of other waiting requests.
     """
 
     def __init__(self, steps: Steps, *, max_queue: int):
@@ -40,36 +44,36 @@ class Loop:
         self._error: str | None = None
         self._submitted: deque[Request] = deque()
         self._commands: deque[Callable[[], None]] = deque()
-        self._queued = 0
+        self._queued: Counter[bool] = Counter()  # by `Request.streams`
         self._next_id = 0
         self._thread = threading.Thread(target=self._run, name="dovetail-infer", daemon=True)
         self._thread.start()
 
-    def submit(self, make: Callable[[int], Request], *, wait: bool) -> None:
-        """Puts a request into the queue.
+    def submit(self, makes: Sequence[Callable[[int], Request]], *, wait: bool) -> None:
+        """Puts requests into a queue, all or none.
 
         Args:
-            make: Returns the request of an id.
-            wait: Wait for a place in a full queue.
+            makes: Return the requests of ids.
+            wait: Wait for places in a full queue. False: the requests are streams.
 
         Raises:
-            QueueFull: The queue is full, and `wait` is False.
+            QueueFull: The queue of streams has not as many places.
+            ValueError: It never has.
             RuntimeError: The engine is closed, or this is its own thread or a forked process.
         """
         self._check_caller()
         with self._state:
             self._check_open()
-            while self._queued >= self._max_queue:
+            while (missing := self._queued[not wait] + len(makes) - self._max_queue) > 0:
                 if not wait:
-                    raise self._queue_full()
+                    raise self._queue_full(len(makes), missing)
                 self._state.wait()
                 self._check_open()
             # An interruption of `make` aborts its id, which no later request may have then.
-            request_id = self._next_id
-            self._next_id += 1
-            request = make(request_id)
-            self._queued += 1
-            self._submitted.append(request)
+            first, self._next_id = self._next_id, self._next_id + len(makes)
+            requests = [make(first + i) for i, make in enumerate(makes)]
+            self._queued[not wait] += len(requests)
+            self._submitted.extend(requests)
             self._state.notify_all()
 
     def abort(self, request_ids: list[int]) -> None:
@@ -180,8 +184,9 @@ class Loop:
 
     def _count_queue(self) -> None:
         with self._state:
-            queued = self._steps.waiting + len(self._submitted)
-            if queued < self._queued:
+            queued = self._steps.waiting()
+            queued.update(request.streams for request in self._submitted)
+            if queued[False] < self._queued[False]:  # a call waits for a place; a stream does not
                 self._state.notify_all()
             self._queued = queued
 
@@ -221,11 +226,17 @@ class Loop:
                 "engine calls, such as events. Make the call in another thread."
             )
 
-    def _queue_full(self) -> QueueFull:
+    def _queue_full(self, count: int, missing: int) -> Exception:
+        if count > self._max_queue:
+            return ValueError(
+                "streams that begin together must find places in the queue, at most max_queue="
+                f"{self._max_queue}, got {count}. Begin fewer, or build the engine with a larger "
+                "max_queue."
+            )
         times = self._steps.finish_times
         per_request = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 1.0
         return QueueFull(
-            f"the queue holds at most max_queue={self._max_queue} waiting requests, got one more. "
-            f"Try again in {per_request:.1f} s, or use generate, which waits.",
-            retry_after_s=per_request,
+            f"the queue holds at most max_queue={self._max_queue} waiting streams, got {missing} "
+            f"more. Try again in {missing * per_request:.1f} s, or use generate, which waits.",
+            retry_after_s=missing * per_request,
         )

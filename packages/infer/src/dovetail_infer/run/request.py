@@ -57,7 +57,7 @@ class Request:
     ):
         self.scheduled, self.sampling, self.seed = scheduled, sampling, seed
         self.targets, self.deadline, self.rule = targets, deadline, rule
-        self._sink, self._streams, self._vocab_size = sink, streams, vocab_size
+        self.streams, self._sink, self._vocab_size = streams, sink, vocab_size
         self.eos_ids = eos_ids
         ends = () if sampling.ignore_eos else eos_ids
         self._stop_ids = frozenset((*ends, *sampling.stop_token_ids))
@@ -94,7 +94,7 @@ class Request:
             self._drawn.stop = self._text.push(token)
             if self._drawn.stop is not None:
                 return "stop"
-        if self._streams:
+        if self.streams:
             self._send()
         total = self.scheduled.prompt_length + len(self._drawn.tokens)
         return "length" if total >= self.scheduled.max_total else None
@@ -125,7 +125,7 @@ class Request:
                 error = error or f"{type(failure).__name__}: {failure}"
             if stop is not None and reason in ("stop", "length"):
                 self._drawn.stop, reason = stop, "stop"
-        if self._streams:
+        if self.streams:
             self._send(last=True)
         self._sink(self._completion(reason, error))
         return reason

@@ -96,10 +96,12 @@ class Steps:
         waiting = self._scheduler.waiting or self._scheduler.running
         return self._started is not None or bool(waiting and not self._paused)
 
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait for a place in the steps."""
-        return self._scheduler.waiting
+    def waiting(self) -> Counter[bool]:
+        """Returns the numbers of requests without a place in the steps, by `Request.streams`."""
+        if not self._scheduler.waiting:
+            return Counter()
+        requests = self._requests.values()
+        return Counter(r.streams for r in requests if r.scheduled.slot is None)
 
     @property
     def unfinished(self) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import secrets
 import threading
@@ -18,7 +19,7 @@ from dovetail_infer.completion import Completion
 from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt, prompt_ids
 from dovetail_infer.run.request import Request
-from dovetail_infer.run.stream import Stream
+from dovetail_infer.run.stream import Source
 from dovetail_infer.sampling import Sampling, fold_seed
 from dovetail_infer.schedule.sequence import Sequence as Scheduled
 from dovetail_infer.step.rules import Rules
@@ -170,28 +171,56 @@ class Submission:
                 given = None if targets is None else targets[i]
                 sink = gathered.sink(i)
                 make = self._maker(ids, option, sink, begin=begin, made=made, targets=given)
-                self.loop.submit(make, wait=True)
+                self.loop.submit([make], wait=True)
             return gathered.wait()
         except BaseException:
             self.loop.abort(request_ids)
             raise
 
-    def stream(self, ids: list[int], sampling: Sampling, *, engine: object) -> Stream:
-        """Returns a stream, which submits its request when its block begins.
+    def source(
+        self, prompts: list[list[int]], options: Sequence[Sampling], *, engine: object
+    ) -> Source:
+        """Returns the source of streams, which submits their requests when their block begins.
 
         Args:
-            ids: Token ids of the prompt.
-            sampling: Options.
-            engine: Lives as long as the stream, since an engine without references closes.
+            prompts: Token ids of each.
+            options: Options of each.
+            engine: Lives as long as the streams, since an engine without references closes.
         """
 
-        def submit(put: Callable[[Any], None], made: Callable[[int], None]) -> None:
+        def submit(put: Callable[[int, Any], None], made: Callable[[int], None]) -> None:
             _ = engine
             begin = time.monotonic()
-            make = self._maker(ids, sampling, put, begin=begin, made=made, streams=True)
-            self.loop.submit(make, wait=False)
+            makes = [
+                self._maker(ids, s, functools.partial(put, i), begin=begin, made=made, streams=True)
+                for i, (ids, s) in enumerate(zip(prompts, options, strict=True))
+            ]
+            self.loop.submit(makes, wait=False)
 
-        return Stream(submit, lambda request_id: self.loop.abort([request_id]))
+        return Source(len(prompts), submit, self.loop.abort)
+
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Returns log p of each token but the first, see `Engine.score`."""
+        whole = self.prompts(prompts, spare=0)
+        for i, ids in enumerate(whole):
+            if len(ids) < 2:
+                raise ValueError(
+                    "a text to score must have at least two tokens, since the first has no "
+                    f"probability, got {len(ids)} in prompts[{i}]. Leave it out."
+                )
+        option = Sampling(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
+        heads = [ids[:-1] for ids in whole]
+        targets = [np.array(ids[1:], np.int32) for ids in whole]
+        completions = self.run(heads, [option] * len(whole), targets=targets)
+        for completion in completions:
+            # Other reasons leave the scores of a part of the prompt.
+            if completion.prompt_logprobs is None or completion.finish_reason != "length":
+                raise RuntimeError(
+                    "a score needs finite logits and a running engine, got finish_reason="
+                    f"{completion.finish_reason!r} with error={completion.error!r}. Check the "
+                    "weights, and close the engine later."
+                )
+        return [c.prompt_logprobs for c in completions if c.prompt_logprobs is not None]
 
     def _maker(
         self,

@@ -22,10 +22,36 @@ and outputs are in the log: keep it as secret as those.
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from dovetail_infer.schedule.plan import Limits, Plan
 from dovetail_infer.schedule.sequence import Sequence
+
+_log = logging.getLogger(__name__)
+Event = dict[str, Any]
+
+
+class Recorder:
+    """Hands events to a function of the user until it fails.
+
+    The scheduler calls it in the midst of its changes, which an exception would leave half done.
+
+    Args:
+        events: The function.
+    """
+
+    def __init__(self, events: Callable[[Event], None]):
+        self._events: Callable[[Event], None] | None = events
+
+    def __call__(self, event: Event) -> None:
+        if self._events is not None:
+            try:
+                self._events(event)
+            except Exception:
+                self._events = None
+                _log.exception("events failed at %r: no more come", event["event"])
 
 
 def limits(limits: Limits) -> dict[str, Any]:

@@ -16,11 +16,7 @@ from dovetail_infer.schedule.scheduler import Scheduler
 from dovetail_infer.schedule.sequence import Sequence
 
 LIMITS = Limits(
-    page_size=4,
-    step_tokens=16,
-    max_rows=3,
-    max_length=32,
-    groups=(Group(window=None, pages=100),),
+    page_size=4, step_tokens=16, max_rows=3, max_length=32, groups=(Group(window=None, pages=100),)
 )
 
 

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from dovetail_infer.completion import Completion, Tokens
 from dovetail_infer.engine import Engine
 from dovetail_infer.run.prompts import prompt_ids
+from dovetail_infer.run.stream import Streams
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.server import requests
 from dovetail_infer.server.answers import Answer, Chats, Completions
-from dovetail_infer.server.choices import Choices
 from dovetail_infer.server.errors import ApiError, of_completion, of_engine
 from dovetail_infer.server.exchange import EventStream, read_json, unless_gone
 from dovetail_infer.server.fields import Fields
@@ -149,51 +149,51 @@ class Answering:
         answer = form(request=request, prompts=prompts, model=self.name, tokenizer=self._tokenizer)
         names = [*requests.OPTIONS, "logit_bias", "stop", "stop_token_ids", "logprobs"]
         try:
-            options = [self._sampling(request, ids, param) for ids in prompts]
-            choices = Choices(self._engine, prompts, options, n=request.n)
-            await choices.__aenter__()
+            sampling = self._sampling(request, prompts, param)
+            streams = self._engine.streams(prompts, sampling, n=request.n)
+            await streams.__aenter__()
         except ApiError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:
             raise of_engine(error, names) from error
         if request.stream:
-            events = self._events(answer, choices, began)
+            events = self._events(answer, streams, began)
             return EventStream(events, {})
         try:
-            completions = await unless_gone(http.receive, choices.completions())
+            completions = await unless_gone(http.receive, _completions(streams))
         finally:
-            await choices.__aexit__(None, None, None)
+            await streams.__aexit__(None, None, None)
         for error in filter(None, map(of_completion, completions)):
             raise error
         return json_response(answer.whole(completions))
 
-    def _sampling(self, request: requests.Request, ids: Sequence[int], param: str) -> Sampling:
-        """Returns the options with the number of tokens left by the prompt."""
-        room = self._engine.max_length - len(ids)
-        wanted = request.max_tokens
+    def _sampling(
+        self, request: requests.Request, prompts: Sequence[Sequence[int]], param: str
+    ) -> Sampling:
+        """Returns the options, with the number of tokens left by the longest prompt."""
+        longest = max(map(len, prompts))
+        room, wanted = self._engine.max_length - longest, request.max_tokens
         least = 1 if wanted is None else max(wanted, 1)
         if room < least:
             raise ApiError(
                 f"{param} and max_tokens must have at most {self._engine.max_length} tokens "
-                f"together, got {len(ids)} and {least}; shorten one of them",
+                f"together, got {longest} and {least}; shorten one of them",
                 param=param,
                 code="context_length_exceeded",
             )
-        return dataclasses.replace(
-            request.sampling, max_tokens=room if wanted is None else max(wanted, 1)
-        )
+        return dataclasses.replace(request.sampling, max_tokens=room if wanted is None else least)
 
     async def _events(
-        self, answer: Answer, choices: Choices, began: float
+        self, answer: Answer, streams: Streams, began: float
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yields the chunks of a stream, and closes the choices at its end."""
+        """Yields the chunks of a stream, and ends its requests with it."""
         done: dict[int, Completion] = {}
         before: dict[int, float] = {}
         try:
             for index in range(len(answer.prompts) * answer.request.n):
                 if (chunk := answer.first(index)) is not None:
                     yield chunk
-            async for index, piece in choices:
+            async for index, piece in streams:
                 if isinstance(piece, Tokens):
                     self._time(before, index, began)
                 elif error := of_completion(piece):
@@ -204,7 +204,7 @@ class Answering:
             if (chunk := answer.last([done[i] for i in sorted(done)])) is not None:
                 yield chunk
         finally:
-            await choices.__aexit__(None, None, None)
+            await streams.__aexit__(None, None, None)
 
     def _time(self, before: dict[int, float], index: int, began: float) -> None:
         now = time.monotonic()
@@ -213,6 +213,12 @@ class Answering:
         else:
             self.metrics.first_token_s.observe(now - began)
         before[index] = now
+
+
+async def _completions(streams: Streams) -> list[Completion]:
+    """Returns all completions, by index."""
+    done = {i: piece async for i, piece in streams if isinstance(piece, Completion)}
+    return [done[i] for i in sorted(done)]
 
 
 def json_response(

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from dovetail_infer import Completion
+from dovetail_infer import Completion, Times
 
 
 def completed(tokens, **changes):
@@ -24,6 +24,7 @@ def completed(tokens, **changes):
         "seed": 0,
         "prompt_tokens": 1,
         "cached_tokens": 0,
+        "times": Times(queued_s=None, first_token_s=None, last_token_s=None, total_s=0.0),
     }
     names = {f.name for f in dataclasses.fields(Completion)}
     return Completion(**{**dict.fromkeys(names), **values, **changes})

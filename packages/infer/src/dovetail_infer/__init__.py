@@ -12,7 +12,8 @@
     (8, 'length')
 
 - Engine: `Engine`, `Stream`, `Streams`, `QueueFull`, `Stats`
-- Requests and results: `Sampling`, `fold_seed`, `Completion`, `Tokens`, `TopLogprobs`, `Kept`
+- Requests and results: `Sampling`, `fold_seed`, `Completion`, `Times`, `Tokens`, `TopLogprobs`,
+  `Kept`
 - Files of prompts to files of results: `batch`
 - Interfaces: `Decoder`, `Operations`, `Tokenizer`, `reference`
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from dovetail_infer import batch, reference
 from dovetail_infer._elsewhere import PACKAGE as _ELSEWHERE
 from dovetail_infer._suggestions import public_names as _public_names
-from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
+from dovetail_infer.completion import Completion, Kept, QueueFull, Times, Tokens, TopLogprobs
 from dovetail_infer.engine import Engine
 from dovetail_infer.run.stream import Stream, Streams
 from dovetail_infer.sampling import Sampling, fold_seed
@@ -46,6 +47,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Sampling",
     "fold_seed",
     "Completion",
+    "Times",
     "Tokens",
     "TopLogprobs",
     "Kept",

@@ -56,6 +56,27 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Times:
+    """Times of a request, in seconds since it arrived, by a clock that never goes back.
+
+    A stream arrives when its block is entered, any other request with its call: the time that a
+    prompt of a long list waits outside the queue counts. The prefill takes `first_token_s -
+    queued_s`, and the mean time between n tokens is `(last_token_s - first_token_s) / (n - 1)`.
+
+    Attributes:
+        queued_s: Until the engine planned the first step with it. None: it never ran.
+        first_token_s: Until the host had its first token. None: it has no token.
+        last_token_s: Until the host had its last token. None: it has no token.
+        total_s: Until it ended.
+    """
+
+    queued_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    total_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
     """Result of a request.
 
@@ -88,6 +109,7 @@ class Completion:
         kept: For `Sampling.kept`, the tokens that the filters kept at each step.
         experts: Experts of each token that was read, for an engine with `record_experts`. Its last
             token was not.
+        times: Times of the request. They are no part of `to_json`.
     """
 
     text: str
@@ -107,6 +129,7 @@ class Completion:
     prompt_top: TopLogprobs | None
     kept: Kept | None
     experts: Int32[np.ndarray, "S L K"] | None
+    times: Times
 
     @property
     def version(self) -> int:

@@ -48,6 +48,19 @@ def test_limits_that_no_request_fits_are_refused(change, message):
         dataclasses.replace(LIMITS, **change).check()
 
 
+@pytest.mark.parametrize(
+    "rows, phase",
+    [
+        ([(3, False), (1, True)], "prefill"),
+        ([(1, False), (1, False)], "decode"),
+        ([(1, False), (1, True)], "mixed"),
+    ],
+)
+def test_the_phase_of_a_step(rows, phase):
+    given = {"request_id": 1, "slot": 0, "start": 4, "samples": True}
+    assert Plan(rows=tuple(Row(count=c, admitted=a, **given) for c, a in rows)).phase == phase
+
+
 def test_tokens_of_a_plan_are_those_of_its_rows():
     row = Row(request_id=1, slot=0, start=0, count=3, samples=False, admitted=True)
     assert Plan(rows=(row, dataclasses.replace(row, slot=1, count=4))).tokens == 7

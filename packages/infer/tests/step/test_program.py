@@ -14,6 +14,25 @@ from dovetail_infer.testing import TinyDecoder, traceable_step
 ROWS, PAGE, LENGTH = 3, 4, 24
 
 
+@pytest.mark.parametrize("kind", ["greedy", "plain", "full", "score"])
+def test_the_draw_has_a_scope_and_the_model_is_outside(kind):
+    step, given = traceable_step(
+        TinyDecoder(rngs=nnx.Rngs(0)),
+        Bucket(tokens=8, rows=ROWS, kind=kind),
+        operations=reference,
+        max_length=LENGTH,
+        page_size=PAGE,
+    )
+    scopes: dict[bool, set[str]] = {True: set(), False: set()}
+    for equation in jax.make_jaxpr(step)(*given).eqns:
+        inside = str(equation.source_info.name_stack).startswith("sampling")
+        scopes[inside].add(equation.primitive.name)
+    assert scopes[True]
+    assert "dot_general" in scopes[False] - scopes[True]
+    lowered = jax.jit(step).lower(*given).as_text(debug_info=True)
+    assert "/sampling/" in lowered
+
+
 @pytest.mark.capability("steps of the engine", on=("cuda", "tpu"))
 @pytest.mark.parametrize(("platform", "single"), [("cuda", True), ("cuda", False), ("tpu", False)])
 @pytest.mark.parametrize("kind", ["greedy", "plain", "full", "score"])

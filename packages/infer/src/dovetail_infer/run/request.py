@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dovetail_infer.completion import Completion, FinishReason, Tokens, TopLogprobs
+from dovetail_infer.completion import Completion, FinishReason, Times, Tokens, TopLogprobs
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.schedule.sequence import Sequence as Scheduled
 from dovetail_infer.step.batch import Results, Scores
@@ -29,6 +30,7 @@ class Request:
         scheduled: The request as the scheduler sees it.
         sampling: Its options.
         seed: Seed of its draws.
+        arrived: Value of `time.monotonic()` at its arrival.
         tokenizer: For its text, or None.
         eos_ids: Ids that end it, unless `Sampling.ignore_eos`.
         vocab_size: Number of token ids.
@@ -46,6 +48,7 @@ class Request:
         sampling: Sampling,
         *,
         seed: int,
+        arrived: float,
         tokenizer: Tokenizer | None,
         eos_ids: tuple[int, ...],
         vocab_size: int,
@@ -64,12 +67,19 @@ class Request:
         self._text = None if tokenizer is None else _Text(tokenizer, sampling, streams=streams)
         count = 0 if targets is None else int(np.sum(targets >= 0))
         self._drawn, self._reads = _Drawn(), _Reads(count)
-        self._sent = 0
+        self._sent, self._arrived = 0, arrived
+        self._queued_s: float | None = None
+        self._token_s: list[float] = []  # of the first and the last
 
     @property
     def request_id(self) -> int:
         """Number of the request, in order of submission."""
         return self.scheduled.request_id
+
+    def begin(self) -> None:
+        """Notes that a step with the request is planned."""
+        if self._queued_s is None:
+            self._queued_s = self._elapsed_s()
 
     def needs_scores(self, start: int) -> bool:
         """Tests whether a step that reads from position `start` on scores tokens."""
@@ -87,6 +97,7 @@ class Request:
             Why the request ends with this token, or None.
         """
         token = self._drawn.add(results, row, version=version, sampling=self.sampling)
+        self._token_s[1:] = [self._elapsed_s()]
         if token in self._stop_ids:
             self._drawn.stop = token
             return "stop"
@@ -141,6 +152,9 @@ class Request:
             self._sink(Tokens(text=text, tokens=tokens, logprobs=logprobs, top=top))
         self._sent = len(self._drawn.tokens)
 
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._arrived
+
     def _completion(self, reason: FinishReason, error: str | None) -> Completion:
         sampling, drawn, scores = self.sampling, self._drawn, self._reads.scores()
         return Completion(
@@ -165,6 +179,12 @@ class Request:
             if sampling.kept
             else None,
             experts=self._reads.experts(),
+            times=Times(
+                queued_s=self._queued_s,
+                first_token_s=self._token_s[0] if self._token_s else None,
+                last_token_s=self._token_s[-1] if self._token_s else None,
+                total_s=self._elapsed_s(),
+            ),
         )
 
 

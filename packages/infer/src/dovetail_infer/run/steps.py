@@ -5,6 +5,7 @@
 Results are read one step late. While the device computes step k, the host plans step k + 1 without
 the tokens of step k, which stay on the device, and starts it. Only then does it read step k. A
 request that ends with step k has been computed once more in step k + 1, and that row is ignored.
+In a trace of `jax.profiler`, the start of each step is an annotation of its `Plan.phase`.
 
 A step that fails ends the requests in it with `finish_reason="error"`. The cache may be lost with
 it, since steps donate it, so all other running requests are computed again from their tokens.
@@ -18,6 +19,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from jax.profiler import TraceAnnotation
 
 from dovetail_infer.completion import FinishReason
 from dovetail_infer.run.adapters import Adapters, next_version
@@ -290,12 +293,13 @@ class Steps:
         if plan is None:
             return None
         try:
-            for row in plan.rows:
-                if row.admitted:
-                    self._admit(row.slot, self._requests[row.request_id])
-            batch = self._batches.build(plan, self._requests, self._scheduler.tables)
-            kind, want = self._kind(plan)
-            handle = self._executor.dispatch(batch, kind=kind, want=want, rules=self._rules)
+            with TraceAnnotation(plan.phase, rows=len(plan.rows), tokens=plan.tokens):
+                for row in plan.rows:
+                    if row.admitted:
+                        self._admit(row.slot, self._requests[row.request_id])
+                batch = self._batches.build(plan, self._requests, self._scheduler.tables)
+                kind, want = self._kind(plan)
+                handle = self._executor.dispatch(batch, kind=kind, want=want, rules=self._rules)
         except Exception as error:
             self.settle()
             self._fail(plan, error)
@@ -305,6 +309,7 @@ class Steps:
         return _Started(plan, handle)
 
     def _admit(self, slot: int, request: Request) -> None:
+        request.begin()
         place = self.adapters.place(request.sampling.adapter)
         self._batches.admit(slot, request, place=place)
         if request.rule is not None:

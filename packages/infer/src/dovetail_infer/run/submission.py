@@ -260,6 +260,7 @@ class Submission:
                 scheduled,
                 sampling,
                 seed=seed,
+                arrived=begin,
                 tokenizer=self.tokenizer,
                 eos_ids=self.eos_ids,
                 vocab_size=self.vocab_size,

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,3 +112,11 @@ class Plan:
     def tokens(self) -> int:
         """Number of tokens that the step reads."""
         return sum(row.count for row in self.rows)
+
+    @property
+    def phase(self) -> Literal["prefill", "decode", "mixed"]:
+        """Whether rows read new prompts (or old tokens again), their last token, or both."""
+        prefills = sum(row.count > 1 or row.admitted for row in self.rows)
+        if 0 < prefills < len(self.rows):
+            return "mixed"
+        return "prefill" if prefills else "decode"

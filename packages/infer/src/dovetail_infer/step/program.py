@@ -134,7 +134,8 @@ class StepFunction:
             # A row of padding reads any features: nothing of it is kept.
             last = x if bucket.single else x[jnp.maximum(rows.starts[1:] - 1, 0)]
             logits = self._logits(model, last)
-            drawn = self._draw(logits, state.slots, batch, bucket, ruled)
+            with jax.named_scope("sampling"):
+                drawn = self._draw(logits, state.slots, batch, bucket, ruled)
             stored = batch.samples & ~batch.options.ruled if ruled else batch.samples
             state = self._next(state, pools, batch._replace(samples=stored), drawn, bucket)
             numbers = (drawn.logprobs, drawn.sampled_logprobs, drawn.log_mass)

@@ -50,6 +50,7 @@ def test_times_lie_between_the_arrival_and_the_end_as_a_client_sees_them() -> No
         assert "times" not in one.to_json()
 
 
+@pytest.mark.thorough("an engine of its own")
 def test_the_queue_is_waited_for_in_order_and_counts() -> None:
     with engine(max_rows=1, max_queue=2) as running:
         times = [ordered(c.times) for c in running.generate(prompts(6, longest=9), GREEDY)]

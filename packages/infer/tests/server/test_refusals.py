@@ -188,6 +188,7 @@ def test_a_large_body_is_refused_before_it_is_read(start):
     assert response.status_code == 413
 
 
+@pytest.mark.thorough("150 requests")
 def test_random_values_of_all_fields_are_answered(server):
     """A seeded sample: no answer of the server's own failure, each error with its form."""
     rng = random.Random(0)

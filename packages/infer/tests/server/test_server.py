@@ -216,6 +216,7 @@ def test_options_reach_the_engine(server, client):
     assert answer.choices[0].text == own.text
 
 
+@pytest.mark.thorough("a server of its own")
 def test_defaults_are_for_fields_that_are_absent(start):
     server = start(defaults=Sampling(temperature=0, ignore_eos=True))
     answer = server.client().completions.create(model="tiny", prompt="Hello", max_tokens=8)
@@ -327,6 +328,7 @@ def test_a_full_queue_is_429_and_all_or_nothing(start):
     server.engine.resume()
 
 
+@pytest.mark.thorough("a server of its own")
 def test_a_draining_server_takes_no_new_request(start):
     server = start()
     client = server.client()

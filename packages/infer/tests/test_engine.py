@@ -18,6 +18,7 @@ GREEDY = Sampling(max_tokens=12, temperature=0)
 SETTINGS = [  # each compiles programs of its own
     *({"prefix_cache": False}, {"overlap": False}, {"page_size": 16}, {"step_tokens": 8}),
     *({"step_tokens": 9, "page_size": 1}, {"max_rows": 1}, {"invariant": True}),
+    {"prefill_tokens": 3},
     {"kv_bytes": 24 * 1024},  # 24 pages: requests preempt each other
 ]
 
@@ -57,10 +58,8 @@ def tokens(completions):
 @pytest.mark.parametrize(
     "options", [{}, *(pytest.param(o, marks=pytest.mark.thorough) for o in SETTINGS)], ids=str
 )
-@pytest.mark.parameter(
-    *("prefix_cache", "overlap", "page_size", "step_tokens", "max_rows", "kv_bytes", "invariant"),
-    "prefill_tokens",
-)
+@pytest.mark.parameter("prefix_cache", "overlap", "page_size", "step_tokens", "prefill_tokens")
+@pytest.mark.parameter("max_rows", "kv_bytes", "invariant")
 def test_greedy_ids_are_those_of_whole_forward_passes(options, expected):
     with engine(**options) as running:
         assert tokens(running.generate(prompts(20), GREEDY)) == expected

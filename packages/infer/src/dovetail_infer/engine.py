@@ -132,13 +132,9 @@ class Engine:
         ends = end_ids(eos_ids, tokenizer=tokenizer, vocab_size=layout.vocab_size)
         fit = fit_default(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
         _log.info("memory of the engine:\n%s", fit)
-        sizes["step_tokens"] = min(step_tokens, max_rows * fit.max_length)
+        sizes |= {"step_tokens": min(step_tokens, max_rows * fit.max_length), **capped}
         limits = Limits(
-            max_length=fit.max_length,
-            groups=fit.limits,
-            prefix_cache=prefix_cache,
-            **sizes,
-            **capped,
+            max_length=fit.max_length, groups=fit.limits, prefix_cache=prefix_cache, **sizes
         )
         step: dict[str, Any] = {"operations": operations, "layout": layout, "limits": limits}
         step |= {"max_logprobs": max_logprobs, "adapters": adapters, "invariant": invariant}

@@ -20,7 +20,7 @@ import dovetail_kernels as kernels
 import dovetail_models
 from dovetail_data import Pretrained, Tokenizer
 from dovetail_infer import Engine
-from dovetail_infer.engine import DEFAULT_LENGTH
+from dovetail_infer.step.memory import DEFAULT_LENGTH
 from dovetail_models import Config, Decoder, generation_defaults
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import CONFIG_FILE, read_config

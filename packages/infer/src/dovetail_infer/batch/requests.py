@@ -20,7 +20,7 @@ from dovetail_infer.sampling import Sampling, fold_seed
 
 PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
 # What JSON cannot say, what changes no result, or what would make results depend on the clock.
-_NOT_IN_FILES = ("rule", "adapter", "cache_salt", "kept", "deadline_s")
+_NOT_IN_FILES = ("rule", "adapter", "cache_salt", "kept", "priority", "deadline_s")
 OPTIONS = tuple(f.name for f in dataclasses.fields(Sampling) if f.name not in _NOT_IN_FILES)
 _KEYS = (PROMPT, MESSAGES, TOOLS, *OPTIONS)
 
@@ -125,7 +125,6 @@ def _replaced(sampling: Sampling, own: dict[str, Any]) -> Sampling:
 
 
 def _digest(source: Mapping[str, Any], sampling: Sampling, model: str) -> str:
-    # A priority changes the time of a result alone.
-    values = {name: getattr(sampling, name) for name in OPTIONS if name != "priority"}
+    values = {name: getattr(sampling, name) for name in OPTIONS}
     text = json.dumps([model, source, values], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -56,7 +56,8 @@ def test_flags_are_the_options_of_sampling(source):
     options = generate._options(args, source)
     assert Sampling(**options) == Sampling(max_tokens=128, temperature=0, seed=0)
     fields = {field.name for field in dataclasses.fields(Sampling)}
-    assert fields - set(options) == {"rule", "adapter", "cache_salt", "kept", "deadline_s"}
+    others = {"rule", "adapter", "cache_salt", "kept", "priority", "deadline_s"}
+    assert fields - set(options) == others
     line += ["--logit-bias", "5=-1.5", "--logit-bias", "6=-inf", "--stop", "a", "--stop", "b"]
     line += ["--stop-token-ids", "7", "8", "--ignore-eos", "--top-k", "4", "--min-p", "0.1"]
     options = generate._options(cli.parser(line).parse(line), source)

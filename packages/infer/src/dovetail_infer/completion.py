@@ -60,8 +60,9 @@ class Times:
     """Times of a request, in seconds since it arrived, by a clock that never goes back.
 
     A stream arrives when its block is entered, any other request with its call: the time that a
-    prompt of a long list waits outside the queue counts. The prefill takes `first_token_s -
-    queued_s`, and the mean time between n tokens is `(last_token_s - first_token_s) / (n - 1)`.
+    prompt of a long list waits outside the queue counts. The prefill takes the time from `queued_s`
+    to `first_token_s`. The mean time between n tokens is that from `first_token_s` to
+    `last_token_s`, divided by n - 1.
 
     Attributes:
         queued_s: Until the engine planned the first step with it. None: it never ran.

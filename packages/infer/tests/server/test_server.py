@@ -131,6 +131,7 @@ def test_a_chat_without_max_tokens_uses_the_room(server, client):
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.thorough("programs with log-probabilities of prompts")
 def test_logprobs_of_a_completion_are_the_models(client):
     model = engines.byte_decoder()
     ids = [256, *b"Hello"]
@@ -154,6 +155,7 @@ def test_logprobs_of_a_completion_are_the_models(client):
     assert given.text_offset == offsets.tolist()
 
 
+@pytest.mark.thorough("programs with log-probabilities of prompts")
 def test_max_tokens_0_scores_a_prompt(client):
     ids = [256, *b"Hello"]
     answer = client.completions.create(
@@ -164,6 +166,7 @@ def test_max_tokens_0_scores_a_prompt(client):
     assert answer.usage.completion_tokens == 0
 
 
+@pytest.mark.costly("its steps return the likeliest tokens, by programs of their own")
 def test_logprobs_of_a_chat(client):
     answer = client.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=3, **GREEDY)
     own = engines.logprobs(engines.byte_decoder(), chat_ids(HELLO))[-1]

@@ -34,6 +34,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"top_p": 0}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
         ({"n": 0}, "n"),
+        ({"n": True}, "n"),
         ({"n": 129}, "n"),
         ({"seed": -1}, "seed"),
         ({"max_tokens": -1}, "max_tokens"),
@@ -134,7 +135,7 @@ def test_fields_that_ask_for_what_happens_anyway_are_taken(server):
         "max_tokens": 2,
     }
     assert post(server, "/v1/chat/completions", json={**CHAT, **neutral}).status_code == 200
-    neutral = {"suffix": "", "best_of": 1, "user": "a"}
+    neutral = {"suffix": "", "best_of": 1, "user": "a", "top_k": -1}
     assert post(server, "/v1/completions", json={**COMPLETION, **neutral}).status_code == 200
 
 

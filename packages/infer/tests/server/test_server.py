@@ -144,7 +144,7 @@ def test_logprobs_of_a_completion_are_the_models(client):
     expected = [own[i, token] for i, token in enumerate(tokens[1:])]
     # Float32 on both sides, over a vocabulary of 258.
     np.testing.assert_allclose(given.token_logprobs[1:], expected, atol=1e-4)
-    assert given.tokens[0] == "<|bos|>"
+    assert given.tokens[: len(ids)] == ["<|bos|>", *"Hello"]
     for i in range(len(tokens) - 1):
         best = np.sort(own[i])[::-1][:2]
         # Texts of several tokens may be one, so there may be fewer keys.
@@ -153,6 +153,22 @@ def test_logprobs_of_a_completion_are_the_models(client):
     # The name of bos is a token's text, and no part of the answer's.
     offsets = np.cumsum([0, *map(len, given.tokens)])[:-1]
     assert given.text_offset == offsets.tolist()
+
+
+def test_places_of_streamed_tokens_are_those_of_the_whole(client):
+    options = {"prompt": "Hello", "logprobs": 1, **GREEDY}
+    whole = client.completions.create(**options).choices[0].logprobs
+    pieces = [c.choices[0].logprobs for c in client.completions.create(stream=True, **options)]
+    joined = [place for piece in pieces if piece is not None for place in piece.text_offset]
+    assert joined == whole.text_offset
+    assert len(set(joined)) > 1
+
+
+def test_cached_tokens_of_a_prompt_count_once(client):
+    ids = [256, *b"a prompt of five pages"]
+    for _ in range(2):
+        answer = client.completions.create(prompt=ids, n=2, **GREEDY)
+    assert 0 < answer.usage.prompt_tokens_details.cached_tokens <= len(ids)
 
 
 @pytest.mark.thorough("programs with log-probabilities of prompts")

@@ -4,6 +4,7 @@
 
 import datetime
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,18 @@ def test_what_a_path_holds_decides(tmp_path, source):
 def test_an_option_of_the_other_server_is_refused(capsys, source, option, other):
     assert cli.main(["serve", str(source), *option]) == 2
     assert other in capsys.readouterr().err.replace("max-length", "max_length")
+
+
+def test_an_address_that_is_taken_is_refused_before_loading(capsys, source, monkeypatch):
+    monkeypatch.setattr("dovetail_stack.recipes.engine.engine", None)  # calling it would fail
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert cli.main(["serve", str(source), "--http", port]) == 2
+    told = capsys.readouterr().err
+    assert f"got --host 127.0.0.1 and --http {port}" in told
+    assert "type --http 0" in told
+    assert cli.main(["serve", str(source), "--http", "70000"]) == 2
+    assert "--http 70000" in capsys.readouterr().err
 
 
 def test_keys_are_the_lines_of_a_file(tmp_path):

@@ -12,6 +12,7 @@ has.
 import argparse
 import gc
 import logging
+import socket
 from pathlib import Path
 
 from dovetail_serve.command.cli import ACTIONS
@@ -96,6 +97,9 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
 
     directory = locate(path)
     name = args.name or path.resolve().name
+    dialogue = Dialogue(template=args.template, date=args.date)
+    keys = [] if args.token_file is None else keys_of(Path(args.token_file))
+    check_address(args.host, args.http)  # before a minute of loading and compiling
     logging.getLogger("dovetail_infer").setLevel(logging.INFO)
     raise_descriptor_limit()
     with engine(directory, max_rows=args.max_rows, max_length=args.max_length) as opened:
@@ -103,8 +107,8 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
             opened,
             directory,
             name=name,
-            dialogue=Dialogue(template=args.template, date=args.date),
-            api_keys=[] if args.token_file is None else keys_of(Path(args.token_file)),
+            dialogue=dialogue,
+            api_keys=keys,
             max_body=args.max_body,
         )
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
@@ -114,6 +118,25 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
         gc.freeze()  # a collection would look at the model's objects while JSON is parsed
         serve(served, host=args.host, port=args.http, grace_s=int(args.grace_s))
     return DONE
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises ValueError unless the address can be listened on now.
+
+    Args:
+        host: The address.
+        port: The port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if not 0 <= port < 2**16:
+            raise OSError("ports are 0 to 65535")
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ValueError(
+            f"host and http must be an address and a free port of this machine, got host={host} "
+            f"and http={port} ({error}); type --http 0 for a free port"
+        ) from error
 
 
 def keys_of(file: Path) -> list[str]:

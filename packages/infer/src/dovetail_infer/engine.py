@@ -146,6 +146,7 @@ class Engine:
         )
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
         self._steps, self._loop = steps, Loop(steps, max_queue=max_queue)
+        weakref.finalize(self, executor.stop)
         weakref.finalize(self, self._loop.close)
         self._submission = Submission(
             loop=self._loop,
@@ -159,9 +160,18 @@ class Engine:
             record_experts=record_experts,
         )
 
-    def warmup(self) -> list[Program]:
-        """Compiles every program, so that no request waits for one. Returns them."""
-        return self._loop.call(self._executor.compile)
+    def warmup(self, *, wait: bool = True) -> list[Program]:
+        """Compiles every program, so that no request waits for one.
+
+        Args:
+            wait: False compiles a few that can run every step, and the others while requests run,
+                which are slower until then. An engine with `invariant` always waits.
+
+        Returns:
+            The compiled programs.
+        """
+        executor = self._executor
+        return self._loop.call(executor.compile if wait else executor.compile_few)
 
     @_elsewhere.generate
     def generate(
@@ -374,6 +384,7 @@ class Engine:
 
     def close(self) -> None:
         """Aborts all requests and frees the cache. Leaving a `with` block does it too."""
+        self._executor.stop()
         self._loop.close()
 
     def __enter__(self) -> Engine:

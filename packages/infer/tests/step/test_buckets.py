@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail_infer.step.batch import Batch
-from dovetail_infer.step.buckets import KINDS, Bucket, lattice, least_kind, smallest
+from dovetail_infer.step.buckets import KINDS, Bucket, covering, lattice, least_kind, smallest
 from dovetail_infer.testing import options
 
 
@@ -39,6 +39,19 @@ def test_a_gpu_decodes_two_rows_at_least(max_rows):
     on_a_cpu = lattice(step_tokens=2048, max_rows=max_rows)
     assert "greedy" not in {p.kind for p in on_a_cpu}
     assert min(p.rows for p in on_a_cpu) == 1
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(("step_tokens", "max_rows"), [(2048, 64), (64, 64), (300, 7), (1, 1)])
+def test_few_programs_cover_all_steps(step_tokens, max_rows, gpu):
+    programs = lattice(step_tokens=step_tokens, max_rows=max_rows, gpu=gpu)
+    few = covering(programs)
+    assert len(few) <= 3
+    for program in programs:  # the largest step of each
+        step = {"tokens": program.tokens, "rows": program.rows, "single": program.single}
+        assert smallest(few, kind=program.kind, **step).tokens >= program.tokens
+    decode = smallest(few, tokens=1, rows=1, kind="plain", single=True)
+    assert decode.tokens == max(p.rows for p in programs)
 
 
 def _step(*, temperature, samples, rule):

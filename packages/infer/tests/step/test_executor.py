@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +134,46 @@ def test_all_sizes_of_programs_agree():
     for ours, theirs in zip(results, drive(_shared(), _prompts(), max_tokens=5), strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     assert executor.late_compiles == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.capability("steps before all programs are compiled")
+def test_steps_run_while_programs_are_compiled(monkeypatch):
+    executor = _executor(_model(), invariant=False)
+    lower, begun, gate = executor._lower, threading.Event(), threading.Event()
+
+    def gated(*key):
+        if threading.current_thread() is executor._rest:
+            begun.set()
+            gate.wait()
+        return lower(*key)
+
+    monkeypatch.setattr(executor, "_lower", gated)
+    few = {program.bucket for program in executor.compile_few()}
+    begun.wait()
+    results = drive(executor, _prompts(), max_tokens=5, kinds=("plain", "score"))
+    for ours, theirs in zip(results, drive(_shared(), _prompts(), max_tokens=5), strict=True):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    assert {p.bucket for p in executor.programs() if p.compiled} == few
+    assert 0 < len(few) < len(executor.programs()) / 2
+    rest = executor._rest
+    gate.set()
+    rest.join()
+    assert all(program.compiled for program in executor.programs())
+    executor.dispatch(_batch([1]), kind="plain").read()
+    assert Bucket(1, 1, "plain") in {bucket for bucket, _ in executor._choices.values()}
+    assert executor.late_compiles == 0
+
+
+@pytest.mark.thorough
+def test_an_end_of_the_executor_ends_the_compilation_of_the_rest():
+    executor = _executor(_model(), invariant=False)
+    executor.compile_few()
+    executor.stop()
+    assert not executor._rest.is_alive()
+    assert not all(program.compiled for program in executor.programs())
+    invariant = _executor(_model())  # its bits would change with the program
+    assert len(invariant.compile_few()) == len(invariant.programs())
 
 
 @pytest.mark.thorough

@@ -104,6 +104,17 @@ def lattice(
     return tuple(sorted(programs, key=lambda p: (KINDS.index(p.kind), p.tokens, p.rows, p.single)))
 
 
+def covering(programs: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """Returns the few programs of a lattice that can run every step, though not the fastest way.
+
+    These are the largest one for decoding, and those for the log-probabilities of prompts.
+    """
+    every = tuple(programs)
+    rows = max(p.rows for p in every)
+    decoding = {p for p in every if p.tokens == p.rows == rows and p.kind == "full"}
+    return tuple(p for p in every if p in decoding or p.kind == KINDS[-1])
+
+
 def smallest(
     programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind, single: bool = False
 ) -> Bucket:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +26,15 @@ from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.step import logits as logit
 from dovetail_infer.step import rules as ruling
 from dovetail_infer.step.batch import Batch, SlotState
-from dovetail_infer.step.buckets import Bucket, lattice, least_kind, smallest
+from dovetail_infer.step.buckets import Bucket, covering, lattice, least_kind, smallest
 from dovetail_infer.step.handle import Handle, Want
 from dovetail_infer.step.layout import Layout
 from dovetail_infer.step.placement import Placement
 from dovetail_infer.step.program import DeviceState, StepFunction
 from dovetail_infer.step.weights import dotted_leaves, updated, with_adapter
 from dovetail_infer.types import Decoder, Operations
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,9 @@ class Executor:
         self._names = tuple(dotted_leaves(state))
         self._place = Placement.of(leaves)
         self._parameters = tuple(self._place.parameter(x) for x in leaves)
+        self._parameter_shapes = tuple(
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in self._parameters
+        )
         placed = jax.tree.unflatten(tree, self._parameters)
         self._pool_shardings = self._place.pools(graph, placed, layout)
         self._function = StepFunction(
@@ -115,6 +122,8 @@ class Executor:
         self.rules = ruling.Rules(self._shapes().slots, self._place)
         self._compiled: dict[tuple[Bucket, bool], _Compiled] = {}
         self._choices: dict[tuple[Any, ...], tuple[Bucket, bool]] = {}
+        self._rest: threading.Thread | None = None  # compiles while steps run
+        self._stopped = threading.Event()
         self._host_parameters: tuple[Any, ...] | None = None
         self._state: DeviceState | None = self._fresh_state()
 
@@ -135,15 +144,7 @@ class Executor:
 
         Returns:
             The programs.
-
-        Raises:
-            RuntimeError: The weights are released.
         """
-        if self._host_parameters is not None:
-            raise RuntimeError(
-                "Programs are compiled for weights on the device, got a call while they are on the "
-                "host. Call resume() first."
-            )
         wanted = self._lattice if which is None else tuple(which)
         keys = [(b, False) for b in wanted if (b, False) not in self._compiled]
         with ThreadPoolExecutor(threads) as pool:
@@ -153,6 +154,27 @@ class Executor:
         self._choices.clear()
         _ = self._set_slot
         return [self._program((bucket, False)) for bucket in wanted]
+
+    def compile_few(self) -> list[Program]:
+        """Compiles what can run every step, and starts a thread for all other programs.
+
+        Until that has ended, steps take the smallest program that is compiled. `stop` ends it. With
+        `invariant` all are compiled first, since other programs give other bits.
+        """
+        if self._function.invariant:
+            return self.compile()
+        few = self.compile(covering(self._lattice))
+        if self._rest is None:
+            self._rest = threading.Thread(target=self._compile_rest, name="dovetail-compile")
+            self._rest.start()
+        return few
+
+    def stop(self) -> None:
+        """Ends the thread of `compile_few`, after the program that it compiles."""
+        self._stopped.set()
+        rest = self._rest
+        if rest is not None and rest is not threading.current_thread():
+            rest.join()
 
     def dispatch(
         self,
@@ -281,12 +303,15 @@ class Executor:
         step = tokens, rows, kind, bool(single), ruled
         choice = self._choices.get(step)
         if choice is None:
-            bucket = smallest(self._lattice, tokens=tokens, rows=rows, kind=kind, single=step[3])
+            some = self._rest is not None  # read first: what is chosen among some is not kept
+            able = [b for b in self._lattice if not some or (b, False) in self._compiled]
+            bucket = smallest(able, tokens=tokens, rows=rows, kind=kind, single=step[3])
             choice = bucket, ruled
             if choice not in self._compiled:
                 self._compiled[choice] = _compile(self._lower(*choice))
                 self.late_compiles += not ruled
-            self._choices[step] = choice
+            if not some:
+                self._choices[step] = choice
         return choice
 
     def _lower(self, bucket: Bucket, ruled: bool) -> Any:
@@ -297,7 +322,18 @@ class Executor:
         vector = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
         step = jax.jit(function, donate_argnums=1, out_shardings=(places, whole))
         with self._place.scope():
-            return step.lower(self._parameters, state, vector)
+            return step.lower(self._parameter_shapes, state, vector)
+
+    def _compile_rest(self) -> None:
+        try:
+            for bucket in self._lattice:
+                if self._stopped.is_set():
+                    return
+                self.compile([bucket], threads=1)
+            _log.info("all %d programs are compiled", len(self._lattice))
+        except Exception:  # the step that needs the program tries again, and its requests fail
+            _log.exception("a program could not be compiled")
+        self._rest = None
 
     @functools.cached_property
     def _set_slot(self) -> Any:

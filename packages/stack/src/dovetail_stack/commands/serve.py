@@ -112,8 +112,8 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
             max_body=args.max_body,
         )
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
-        programs = opened.warmup()
-        say(f"{len(programs)} programs are compiled")
+        programs = opened.warmup(wait=False)
+        say(f"{len(programs)} programs are compiled, enough for all requests; the others follow")
         gc.collect()
         gc.freeze()  # a collection would look at the model's objects while JSON is parsed
         serve(served, host=args.host, port=args.http, grace_s=int(args.grace_s))

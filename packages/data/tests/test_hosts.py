@@ -30,6 +30,7 @@ PROGRAM = """
 import os, sys, threading
 import dovetail_data.writing.workers
 from dovetail_data import Bytes, Text, text, write
+from dovetail_data.writing.hosts import Hosts
 
 class Hanging(Text):
     def __call__(self, records):
@@ -45,6 +46,8 @@ def proceed(event):
 fifo = sys.argv[3] if sys.argv[3:] else None
 if __name__ == "__main__":
     dovetail_data.writing.workers._CHUNK_BYTES = 20_000
+    lines = Hosts.lines  # a full shard is in the ledger before the next line is printed
+    Hosts.lines = lambda self, *, wait: lines(self, wait=True)
     encoder = Hanging(Bytes()) if fifo else Text(Bytes())
     address = os.environ.get("ADDRESS")
     write(text(sys.argv[1]), sys.argv[2], encoder=encoder, shard_bytes=20_000, hosts=2, ray=address,

@@ -4,11 +4,13 @@
 
 - Serving: `run`, until a signal
 - Embedding: `app`, an ASGI application
+- Chats: `Chat` renders messages, `Dialect` reads reasoning and calls of tools
 """
 
 from dovetail_infer.server import _extras as _extras  # first: it says what to install
 from dovetail_infer.server.answering import Chat
 from dovetail_infer.server.asgi import app
+from dovetail_infer.server.formats.dialect import Dialect
 from dovetail_infer.server.run import run
 
-__all__ = ["Chat", "app", "run"]
+__all__ = ["Chat", "Dialect", "app", "run"]

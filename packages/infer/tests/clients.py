@@ -4,7 +4,7 @@
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import openai
@@ -16,7 +16,11 @@ from dovetail_infer.server.application import Application
 KEY = "sk-of-this-test"
 
 
-def chat_ids(messages: Sequence[dict[str, Any]]) -> list[int]:
+def chat_ids(
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] = (),
+    variables: Mapping[str, Any] = {},
+) -> list[int]:
     """A chat template: each role's first letter and the content between two marks."""
     if messages[0]["role"] == "tool":
         raise ValueError("a conversation must not begin with a tool")

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from starlette.requests import Request
@@ -19,15 +20,44 @@ from dovetail_infer.engine import Engine
 from dovetail_infer.run.prompts import prompt_ids
 from dovetail_infer.run.stream import Streams
 from dovetail_infer.sampling import Sampling
-from dovetail_infer.server import requests
+from dovetail_infer.server import requests, tools
 from dovetail_infer.server.answers import Answer, Chats, Completions
 from dovetail_infer.server.errors import ApiError, of_completion, of_engine
 from dovetail_infer.server.exchange import EventStream, read_json, unless_gone
 from dovetail_infer.server.fields import Fields
+from dovetail_infer.server.formats.dialect import Dialect
+from dovetail_infer.server.formats.turn import Turn
 from dovetail_infer.server.metrics import Metrics
-from dovetail_infer.types import Tokenizer
+from dovetail_infer.types import NamingTokenizer, Tokenizer
 
-Chat = Callable[[Sequence[dict[str, Any]]], Sequence[int]]
+_OF_CHAT = ("tools", "chat_template_kwargs", "reasoning_effort")
+
+
+@runtime_checkable
+class Chat(Protocol):
+    """A chat template with its tokenizer."""
+
+    def __call__(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> Sequence[int]:
+        """Returns the ids of a conversation up to the assistant's answer.
+
+        Args:
+            messages: Objects with "role" and "content", a text or None, and what else OpenAI's API
+                has: "name", "tool_calls" with their arguments as texts, "tool_call_id"; and
+                "reasoning_content".
+            tools: {"type": "function", "function": {"name", "description", "parameters"}}; () for
+                none.
+            variables: Variables of the template, as "enable_thinking".
+
+        Raises:
+            ValueError: The template refuses them. An error that is not about the messages has the
+                field's name for its first word.
+        """
+        ...
 
 
 class Answering:
@@ -38,6 +68,7 @@ class Answering:
         name: An attribute.
         tokenizer: That of the engine.
         chat: Ids of a conversation, or None.
+        dialect: Forms of reasoning and calls.
         defaults: Options of a request without them.
         max_body: Largest body in bytes.
 
@@ -53,19 +84,21 @@ class Answering:
         name: str,
         tokenizer: Tokenizer,
         chat: Chat | None,
+        dialect: Dialect,
         defaults: Sampling,
         max_body: int,
     ) -> None:
         self.name, self.metrics = name, Metrics(engine)
         self._engine, self._tokenizer, self._chat = engine, tokenizer, chat
-        self._defaults, self._max_body = defaults, max_body
+        self._dialect, self._defaults, self._max_body = dialect, defaults, max_body
 
     async def tokenize(self, request: Request) -> Response:
         """Answers with the ids of a text or of messages."""
         fields = Fields(await read_json(request, self._max_body))
         requests.take_model(fields, self.name)
         if "messages" in fields:
-            ids = await self._chat_ids(requests.messages(fields))
+            messages, offered = requests.messages(fields), tools.take_tools(fields)
+            ids = await self._chat_ids(messages, offered, tools.take_variables(fields))
         else:
             text = fields.take("prompt", "a string")
             if text is None:
@@ -101,8 +134,23 @@ class Answering:
         """Answers a chat completion."""
         body = await read_json(http, self._max_body)
         request = requests.chat(body, model=self.name, defaults=self._defaults)
-        ids = await self._chat_ids(request.messages)
-        return await self._run(http, Chats, request, [ids], param="messages")
+        ids = await self._chat_ids(request.messages, request.tools, request.variables)
+        turns = self._turns(request, ids)
+        if turns is not None and isinstance(self._tokenizer, NamingTokenizer):
+            sampling = dataclasses.replace(request.sampling, skip_special_tokens=False)
+            request = dataclasses.replace(request, sampling=sampling)
+        form = functools.partial(Chats, turns=turns)
+        return await self._run(http, form, request, [ids], param="messages")
+
+    def _turns(self, request: requests.Request, ids: Sequence[int]) -> list[Turn] | None:
+        """Returns readers of the choices. None: there is nothing to tell from content."""
+        opened = self._dialect.opened(self._tokenizer, ids)
+        shows = not request.sampling.skip_special_tokens
+        turns = [
+            self._dialect.turn(request.callable, opened=opened, shows_specials=shows)
+            for _ in range(request.n)
+        ]
+        return [turn for turn in turns if turn is not None] or None
 
     def _encode(self, text: str) -> list[int]:
         return list(map(int, self._tokenizer.encode([text])[0].ids))
@@ -120,16 +168,32 @@ class Answering:
         except (TypeError, ValueError) as error:
             raise ApiError(str(error), param="prompt") from error
 
-    async def _chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    async def _chat_ids(
+        self,
+        messages: Sequence[dict[str, Any]],
+        offered: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        """Returns the ids of a conversation, by the chat template. The arguments are its own."""
         if self._chat is None:
             raise ApiError(
                 f"messages must go to a model with a chat template, got {self.name!r} without "
                 "one; send a prompt to /v1/completions",
                 param="messages",
             )
+        if offered and self._dialect.tools is None:
+            raise ApiError(
+                f"tools must go to a model whose chat template writes calls in a form that this "
+                f"server reads, got {self.name!r} without one; leave them out",
+                param="tools",
+            )
         try:
-            return list(map(int, await asyncio.to_thread(self._chat, messages)))
-        except ValueError as error:
+            ids = await asyncio.to_thread(self._chat, messages, offered, variables)
+            return list(map(int, ids))
+        except (RecursionError, ValueError) as error:
+            field = str(error).partition(" ")[0]
+            if field in _OF_CHAT:
+                raise ApiError(str(error), param=field) from error
             raise ApiError(
                 f"messages must fit the model's chat template, got: {error}; correct them",
                 param="messages",
@@ -138,7 +202,7 @@ class Answering:
     async def _run(
         self,
         http: Request,
-        form: type[Answer],
+        form: Callable[..., Answer],
         request: requests.Request,
         prompts: Sequence[list[int]],
         *,
@@ -200,7 +264,8 @@ class Answering:
                     raise error
                 else:
                     done[index] = piece
-                yield answer.chunk(index, piece)
+                if (chunk := answer.chunk(index, piece)) is not None:
+                    yield chunk
             if (chunk := answer.last([done[i] for i in sorted(done)])) is not None:
                 yield chunk
         finally:

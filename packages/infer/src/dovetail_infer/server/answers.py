@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail_infer.completion import Completion, Tokens
 from dovetail_infer.server import logprobs
+from dovetail_infer.server.formats.turn import Turn
 from dovetail_infer.server.requests import Request
 from dovetail_infer.types import Tokenizer
 
@@ -49,8 +50,8 @@ class Answer:
         """Returns the chunk before the pieces of a choice, if there is one."""
         raise NotImplementedError
 
-    def chunk(self, index: int, piece: Tokens | Completion) -> Json:
-        """Returns the chunk of a piece. The last of a choice is its completion."""
+    def chunk(self, index: int, piece: Tokens | Completion) -> Json | None:
+        """Returns the chunk of a piece, if it has one. The last of a choice is its completion."""
         raise NotImplementedError
 
     def last(self, completions: Sequence[Completion]) -> Json | None:
@@ -136,26 +137,59 @@ class Completions(Answer):
         }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Chats(Answer):
-    """The answer to a chat completion."""
+    """The answer to a chat completion.
+
+    Attributes:
+        turns: Readers of its choices. None: all text is content.
+    """
+
+    turns: Sequence[Turn] | None = None
 
     def first(self, index: int) -> Json | None:
         """Returns the role."""
         return self._chunk([_delta(index, {"role": "assistant", "content": ""})])
 
-    def chunk(self, index: int, piece: Tokens | Completion) -> Json:
-        """Returns the chunk of a piece. The last of a choice is its completion."""
+    def chunk(self, index: int, piece: Tokens | Completion) -> Json | None:
+        """Returns the chunk of a piece. The last of a choice is its completion.
+
+        Log-probabilities are of all tokens, those of marks too. They come with the piece, though a
+        beginning of a mark is held back.
+        """
         if isinstance(piece, Completion):
-            return self._chunk([_delta(index, {}, reason=piece.finish_reason)])
-        return self._chunk([_delta(index, {"content": piece.text}, self._logprobs(piece))])
+            delta = self._read(index, "", last=True)
+            return self._chunk([_delta(index, delta, reason=self._reason(index, piece))])
+        delta, given = self._read(index, piece.text), self._logprobs(piece)
+        return self._chunk([_delta(index, delta, given)]) if delta or given else None
 
     def _choice(self, index: int, completion: Completion) -> Json:
+        delta = self._read(index, completion.text, last=True)
+        calls = delta.pop("tool_calls", [])
+        for call in calls:
+            del call["index"]
+        content = delta.pop("content", None if calls else "")
+        message = {"role": "assistant", "content": content, "refusal": None, **delta}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "message": {**message, **({"tool_calls": calls} if calls else {})},
             "logprobs": self._logprobs(completion),
-            "finish_reason": completion.finish_reason,
+            "finish_reason": self._reason(index, completion),
         }
+
+    def _read(self, index: int, text: str, *, last: bool = False) -> Json:
+        if self.turns is None:
+            return {"content": text} if text or not last else {}
+        return self.turns[index].read(text, last=last)
+
+    def _reason(self, index: int, completion: Completion) -> str:
+        """Returns "tool_calls" for an answer with calls that was not cut."""
+        called = self.turns is not None and self.turns[index].calls
+        return (
+            "tool_calls"
+            if called and completion.finish_reason == "stop"
+            else completion.finish_reason
+        )
 
     def _logprobs(self, piece: Tokens | Completion) -> Json | None:
         if self.request.logprobs is None:

@@ -10,6 +10,7 @@ from dovetail_infer.engine import Engine
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.server.answering import Answering, Chat
 from dovetail_infer.server.application import Application
+from dovetail_infer.server.formats.dialect import Dialect
 from dovetail_infer.types import Tokenizer
 
 
@@ -19,6 +20,7 @@ def app(
     name: str,
     tokenizer: Tokenizer,
     chat: Chat | None = None,
+    dialect: Dialect | None = None,
     defaults: Sampling | None = None,
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
@@ -32,9 +34,9 @@ def app(
         engine: Runs the requests.
         name: The model's name in requests.
         tokenizer: That of the engine.
-        chat: Returns the token ids of a conversation up to the assistant's answer, by the model's
-            chat template; raises ValueError for messages refused by the template. A message is
-            an object with "role" and "content". None: chat completions are refused.
+        chat: The model's chat template. None: chat completions are refused.
+        dialect: Forms in which the model writes reasoning and calls of tools. None: all text is
+            content, and tools are refused.
         defaults: Options of requests without them. None: those of OpenAI's API.
         api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health and
             readiness. (): no key.
@@ -73,6 +75,7 @@ def app(
         name=name,
         tokenizer=tokenizer,
         chat=chat,
+        dialect=Dialect() if dialect is None else dialect,
         defaults=Sampling() if defaults is None else defaults,
         max_body=max_body,
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_infer.sampling import Sampling
+from dovetail_infer.server import tools
 from dovetail_infer.server.errors import ApiError
 from dovetail_infer.server.fields import Fields, shown
 
@@ -45,16 +46,12 @@ _COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
 _CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
     **_ELSEWHERE,
     "response_format": (({"type": "text"},), "ask for the format in a message"),
-    "tools": (([],), "this server does not read calls of tools from an answer yet"),
-    "tool_choice": (("none", "auto"), "this server does not read calls of tools yet"),
-    "parallel_tool_calls": ((True, False), "leave it out"),
-    "functions": (([],), "this server does not read calls of tools yet"),
-    "function_call": (("none", "auto"), "this server does not read calls of tools yet"),
+    "functions": (([],), "write tools"),
+    "function_call": (("none", "auto"), "write tool_choice"),
     "modalities": ((["text"],), "this server writes text"),
     "audio": ((), "this server writes text"),
     "prediction": ((), "leave it out"),
     "web_search_options": ((), "this server does not search"),
-    "reasoning_effort": ((), "write what the model's template reads into a message"),
     "verbosity": (("medium",), "ask for it in a message"),
     "store": ((False,), "this server stores nothing"),
     "metadata": (({},), "this server stores nothing"),
@@ -68,7 +65,10 @@ class Request:
 
     Attributes:
         prompts: Texts or token ids, of a completion.
-        messages: Of a chat completion, as its template reads them.
+        messages: Of a chat completion, in the form of OpenAI's API.
+        tools: On offer, in the same form.
+        callable: Names of the tools whose calls are read.
+        variables: Variables of the chat template.
         sampling: Options; `max_tokens` is 1 if none was given, see `max_tokens`.
         max_tokens: The field: None without it, 0 for no new token.
         n: Choices of each prompt.
@@ -80,6 +80,9 @@ class Request:
 
     prompts: list[Any] = dataclasses.field(default_factory=list)
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    tools: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    callable: frozenset[str] = frozenset()
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     sampling: Sampling
     max_tokens: int | None
     n: int
@@ -154,8 +157,12 @@ def chat(body: Any, *, model: str, defaults: Sampling) -> Request:
             "max_completion_tokens must be at least 1, got 0; leave it out for all that fit",
             param="max_completion_tokens",
         )
+    offered = tools.take_tools(fields)
     request = Request(
         messages=messages(fields),
+        tools=offered,
+        callable=tools.take_choice(fields, offered),
+        variables=tools.take_variables(fields),
         logprobs=logprobs,
         max_tokens=max_tokens,
         **_common(fields, defaults, logprobs=logprobs, echo=False),
@@ -185,13 +192,15 @@ def _message(fields: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
         path = fields.name("content")
         texts = [_text_of(Fields(item, f"{path}[{i}]")) for i, item in enumerate(content)]
         content = "".join(texts)
-    tool_calls = fields.items("tool_calls", "an object")
+    tool_calls = tools.take_calls(fields)
     if content is None and not (role == "assistant" and tool_calls):
         raise fields.wrong("content", "a string or an array of text parts", None)
-    names = ("name", "tool_call_id", "reasoning_content")
+    names = ("name", "tool_call_id", "reasoning", "reasoning_content")
     others = {name: fields.take(name, "a string") for name in names}
+    reasoning = others.pop("reasoning")  # vLLM's name of it
+    others["reasoning_content"] = others["reasoning_content"] or reasoning
     others = {name: other for name, other in others.items() if other is not None}
-    for name in ("refusal", "audio", "function_call"):
+    for name in ("refusal", "audio", "function_call", "annotations"):
         fields.only(name, (), "this server reads text")
     fields.end()
     calls = {"tool_calls": tool_calls} if tool_calls else {}

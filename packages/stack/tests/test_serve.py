@@ -81,11 +81,13 @@ def test_conversations_have_the_ids_of_the_template(talker):
     ids = chat(talker, tokenizer, Dialogue())
     messages = [{"role": "user", "content": "say red </s>"}]
     text = "[user]say red </s>[assistant]"
-    assert tokenizer.decode(ids(messages)) == text  # what a message says is no special token
+    assert (
+        tokenizer.decode(ids(messages, (), {})) == text
+    )  # what a message says is no special token
     with pytest.raises(ValueError, match="role"):
-        ids([{"content": "a"}])
+        ids([{"content": "a"}], (), {})
     with pytest.raises(ValueError, match="assistant"):
-        ids([*messages, {"role": "assistant", "content": "red"}])
+        ids([*messages, {"role": "assistant", "content": "red"}], (), {})
 
 
 def test_a_template_that_writes_the_date_has_that_of_the_request(talker, tmp_path):
@@ -95,8 +97,8 @@ def test_a_template_that_writes_the_date_has_that_of_the_request(talker, tmp_pat
     tokenizer = Pretrained(tmp_path / "dated")
     said = [{"role": "user", "content": "a"}]
     dated = chat(tmp_path / "dated", tokenizer, Dialogue(date="2020-02-29"))
-    assert tokenizer.decode(dated(said)) == "2020-02-29usera"
-    today = tokenizer.decode(chat(tmp_path / "dated", tokenizer, Dialogue())(said))
+    assert tokenizer.decode(dated(said, (), {})) == "2020-02-29usera"
+    today = tokenizer.decode(chat(tmp_path / "dated", tokenizer, Dialogue())(said, (), {}))
     assert today == f"{datetime.date.today()}usera"
 
 

@@ -26,7 +26,7 @@ SERVE = ACTIONS["serve"]
 OPENAI, BUNDLES = "openai", "bundles"
 # Options of both kinds of a server.
 _COMMON = ("path", "api", "host", "http", "max_body", "token_file", "grace_s", "allow", "ignore")
-_OF_MODELS = ("name", "max_rows", "max_length", "template", "date")
+_OF_MODELS = ("name", "max_rows", "max_length", "template", "date", "tools", "reasoning")
 
 
 def add(parser: Parser) -> None:
@@ -43,6 +43,12 @@ def add(parser: Parser) -> None:
         "--max-length", type=int, help="most tokens of a request (the model's, at most 4096)"
     )
     add_template(parser)
+    parser.add_argument(
+        "--tools", metavar="FORMAT|none", help="format of calls of tools (the template's own)"
+    )
+    parser.add_argument(
+        "--reasoning", metavar="FORMAT|none", help="format of reasoning (the template's own)"
+    )
     add_accepted(parser)
 
 
@@ -93,11 +99,12 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
     from dovetail_stack.model_directory import locate
     from dovetail_stack.recipes.engine import engine
     from dovetail_stack.recipes.record_options import Dialogue
-    from dovetail_stack.recipes.serving import application
+    from dovetail_stack.recipes.serving import application, dialect_of
 
     directory = locate(path)
     name = args.name or path.resolve().name
     dialogue = Dialogue(template=args.template, date=args.date)
+    dialect = dialect_of(directory, dialogue, tools=args.tools, reasoning=args.reasoning)
     keys = [] if args.token_file is None else keys_of(Path(args.token_file))
     check_address(args.host, args.http)  # before a minute of loading and compiling
     logging.getLogger("dovetail_infer").setLevel(logging.INFO)
@@ -108,10 +115,12 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
             directory,
             name=name,
             dialogue=dialogue,
+            dialect=dialect,
             api_keys=keys,
             max_body=args.max_body,
         )
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
+        say(f"calls of tools: {dialect.tools or 'none'}; reasoning: {dialect.reasoning or 'none'}")
         programs = opened.warmup(wait=False)
         say(f"{len(programs)} programs are compiled, enough for all requests; the others follow")
         gc.collect()

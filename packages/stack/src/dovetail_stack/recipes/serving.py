@@ -4,17 +4,21 @@
 
 import datetime
 import functools
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dovetail_data import ChatTokenizer, Corrupt, Pretrained, Prompt
+from dovetail_data import ChatTokenizer, Corrupt, Pretrained, Prompt, Template
+from dovetail_data.tokenizing.message_keys import REASONING
 from dovetail_infer import Engine
-from dovetail_infer.server import Chat, app
+from dovetail_infer.server import Chat, Dialect, app
 from dovetail_infer.server.application import Application
 from dovetail_models import generation_defaults
+from dovetail_stack.recipes import dialects
 from dovetail_stack.recipes.dialogue import template_of
 from dovetail_stack.recipes.record_options import Dialogue
 from dovetail_stack.recipes.sampling import sampling_of
@@ -26,6 +30,7 @@ def application(
     *,
     name: str,
     dialogue: Dialogue | None = None,
+    dialect: Dialect | None = None,
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
 ) -> Application:
@@ -37,6 +42,7 @@ def application(
             for requests that say nothing else.
         name: The model's name, which requests must say.
         dialogue: Another chat template, or a date in place of today's.
+        dialect: Other forms of reasoning and calls of tools than `dialect_of` gives.
         api_keys: As for `dovetail_infer.server.app`.
         max_body: As for `dovetail_infer.server.app`.
 
@@ -44,47 +50,106 @@ def application(
         ValueError: A template is given and wrong, or the suggestions are not possible.
     """
     tokenizer = Pretrained(directory)
+    dialogue = dialogue or Dialogue()
     suggested = generation_defaults(directory).sampling()
     return app(
         engine,
         name=name,
         tokenizer=tokenizer,
-        chat=chat(directory, tokenizer, dialogue or Dialogue()),
+        chat=chat(directory, tokenizer, dialogue),
+        dialect=dialect_of(directory, dialogue) if dialect is None else dialect,
         defaults=sampling_of(directory) if suggested else None,
         api_keys=api_keys,
         max_body=max_body,
     )
 
 
+def dialect_of(
+    directory: Path,
+    dialogue: Dialogue,
+    *,
+    tools: str | None = None,
+    reasoning: str | None = None,
+) -> Dialect:
+    """Returns the forms in which a model writes reasoning and calls of tools.
+
+    Args:
+        directory: Its chat template and its tokenizer.
+        dialogue: Another template.
+        tools: A format in place of the template's own, or "none".
+        reasoning: The same for reasoning.
+
+    Raises:
+        ValueError: A format is unknown, or the two do not go together.
+    """
+    template = _template(directory, dialogue)
+    if template is None:
+        return Dialect()
+    return dialects.dialect(template, directory, tools=tools, reasoning=reasoning)
+
+
 def chat(directory: Path, tokenizer: ChatTokenizer, dialogue: Dialogue) -> Chat | None:
     """Returns the ids of conversations by a model's chat template. None: it has no template.
 
-    A template that writes the date gets that of the request.
+    A template that writes the date gets that of the request. Reasoning of former answers is left
+    out if the template does not read it.
 
     Args:
         directory: Has the template.
         tokenizer: Reads its output; what a message says never becomes a special token.
         dialogue: Another template, or a date in place of today's.
     """
+    first = _template(directory, dialogue)
+    if first is None:
+        return None
+    objects = dialects.calls_of(first).objects
+    ignored = () if any(map(first.reads, REASONING)) else REASONING
 
-    @functools.lru_cache(maxsize=2)
-    def encoder(date: str) -> Prompt:
-        given = Dialogue(template=dialogue.template, date=date)
-        return Prompt(tokenizer, template=template_of(directory, given), field="messages")
+    @functools.lru_cache(maxsize=8)
+    def encoder(date: str, variables: str) -> Prompt:
+        template = template_of(directory, Dialogue(template=dialogue.template, date=date))
+        if given := json.loads(variables):
+            known = {**template.variables, **given}
+            template = Template(template.source, variables=known, now=template.now)
+        return Prompt(tokenizer, template=template, field="messages", ignore_keys=ignored)
 
-    def today() -> str:
-        return dialogue.date or f"{datetime.date.today():%Y-%m-%d}"
-
-    def ids(messages: Sequence[dict[str, Any]]) -> Sequence[int]:
-        (document,) = encoder(today())([{"messages": list(messages)}])
+    def ids(
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> Sequence[int]:
+        _check(variables, first.source)
+        said = [dialects.with_arguments(message, objects=objects) for message in messages]
+        encode = encoder(_date(dialogue), json.dumps(variables, sort_keys=True))
+        (document,) = encode([{"messages": said, "tools": list(tools) or None}])
         if document is None or isinstance(document, Corrupt):
             raise ValueError("no token came" if document is None else document.error)
         return np.asarray(document.arrays["tokens"]).tolist()
 
+    return ids
+
+
+def _date(dialogue: Dialogue) -> str:
+    return dialogue.date or f"{datetime.date.today():%Y-%m-%d}"
+
+
+def _template(directory: Path, dialogue: Dialogue) -> Template | None:
+    """Returns the template of today; None if the directory has none and none is given."""
+    dated = Dialogue(template=dialogue.template, date=_date(dialogue))
     try:
-        encoder(today())
+        return template_of(directory, dated)
     except ValueError:
         if dialogue.template is not None:
             raise
         return None
-    return ids
+
+
+def _check(variables: Mapping[str, Any], source: str) -> None:
+    """Refuses variables that a template does not read, in the words of a request."""
+    for name in variables:
+        if not re.search(rf"\b{re.escape(name)}\b", source):
+            field = name if name == "reasoning_effort" else "chat_template_kwargs"
+            raise ValueError(
+                f"{field} must be read by the model's chat template, got {name[:60]!r}, which it "
+                "does not name; leave it out"
+            )

@@ -37,9 +37,10 @@ def engine(model: nnx.Module | None = None, **options: Any) -> Engine:
     return Engine(decoder() if model is None else model, **{**SMALL, **options})
 
 
-def text_engine(**options: Any) -> Engine:
+def text_engine(model: nnx.Module | None = None, **options: Any) -> Engine:
     """A small engine of texts."""
-    return Engine(byte_decoder(), tokenizer=ByteTokenizer(), **{**SMALL, **options})
+    model = byte_decoder() if model is None else model
+    return Engine(model, tokenizer=ByteTokenizer(), **{**SMALL, **options})
 
 
 def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:

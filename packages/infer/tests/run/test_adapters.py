@@ -13,58 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import VOCAB, decoder, engine, greedy
-from flax import nnx
+from engines import decoder, engine, greedy
+from stacked import RANK, WIDTH, StackedDecoder, adapter, merged
 
 from dovetail_infer import Engine, Sampling
 from dovetail_infer.run.adapters import Adapters
 from dovetail_infer.step.weights import with_adapter
-from dovetail_infer.testing import TinyDecoder
 
-WIDTH, RANK = 32, 3
 GREEDY = Sampling(max_tokens=8, temperature=0)
 IDS = list(range(1, 18))  # four full pages
-Arrays = dict[str, np.ndarray]
-
-
-class StackedDecoder(TinyDecoder):
-    """A decoder whose embedding E has adapters: E + scales[i] E lora_a[i] lora_b[i]."""
-
-    def __init__(self, count: int):
-        super().__init__(vocab_size=VOCAB, rngs=nnx.Rngs(0))
-        arrays = [adapter(i) for i in range(count)]
-        self.lora_a, self.lora_b, self.scales = (
-            nnx.Param(jnp.concatenate([a[name] for a in arrays])) for name in arrays[0]
-        )
-
-    def features(self, tokens: Any, *, adapter_ids: Any = None, **given: Any) -> Any:
-        if adapter_ids is None:
-            adapter_ids = jnp.full(tokens.shape, -1)
-        table = self.embedding[...]
-        low = jnp.einsum("vd,ndr->nvr", table, self.lora_a[...])
-        moved = jnp.einsum("nvr,nrd->nvd", low, self.lora_b[...]) * self.scales[...][:, None, None]
-        whole = jnp.concatenate([table[None], table[None] + moved]).reshape(-1, WIDTH)
-        inner = nnx.merge(*nnx.split(self))
-        inner.embedding = nnx.Param(whole)
-        return TinyDecoder.features(inner, tokens + (adapter_ids + 1) * VOCAB, **given)
-
-
-def adapter(seed: int, rank: int = RANK) -> Arrays:
-    rng = np.random.default_rng(seed)
-    return {
-        "lora_a": rng.normal(size=(1, WIDTH, rank)).astype("f4"),
-        "lora_b": rng.normal(size=(1, rank, WIDTH)).astype("f4"),
-        "scales": np.array([0.1 + 0.05 * seed], "f4"),
-    }
-
-
-def merged(arrays: Arrays) -> TinyDecoder:
-    """The tiny decoder with the adapter in its embedding, multiplied in float64."""
-    base = TinyDecoder(vocab_size=VOCAB, rngs=nnx.Rngs(0))
-    e = np.asarray(base.embedding[...], np.float64)
-    a, b, scale = (arrays[name][0].astype(np.float64) for name in ("lora_a", "lora_b", "scales"))
-    base.embedding[...] = jnp.asarray(e + scale * e @ a @ b, jnp.float32)
-    return base
 
 
 def ask(running: Engine, chosen: int | None, **changes: Any) -> Any:
@@ -252,7 +209,9 @@ def test_one_place_of_the_stack_changes(on_host: bool) -> None:
     stack |= {f"other.{name}": x.copy() for name, x in stack.items()}
     now = stack if on_host else jax.tree.map(jnp.asarray, stack)
     low = adapter(1, rank=2)
-    new = with_adapter({**now, "norm": np.ones(2)}, {**low, "norm": np.zeros(2)}, 1)
+    # The last two are arrays of a quantized kernel.
+    rest = {name: np.ones(2) for name in ("norm", "q.kernel.codes", "q.kernel.scales")}
+    new = with_adapter({**now, **rest}, {**low, **rest}, 1)
     assert new.keys() == stack.keys()
     for name, x in new.items():
         np.testing.assert_array_equal(x[np.array([0, 2])], stack[name][[0, 2]])

@@ -77,8 +77,7 @@ def with_adapter(parameters: dict[str, Any], params: Any, place: int) -> dict[st
             shape or dtype that does not fit.
     """
     values = dotted_leaves(nnx.state(params) if isinstance(params, nnx.Module) else params)
-    values = {name: x for name, x in values.items() if _half(name) in _RANK_AXIS}
-    stacks = {name: x for name, x in parameters.items() if _half(name) in _RANK_AXIS}
+    values, stacks = _of_stacks(values), _of_stacks(parameters)
     sites = {name.removesuffix(_half(name)) for name in values}
     missing = [f"{site}{half}" for site in sites for half in _RANK_AXIS]
     missing = [name for name in missing if name not in values]
@@ -95,6 +94,13 @@ def with_adapter(parameters: dict[str, Any], params: Any, place: int) -> dict[st
 
 # Arrays of a stack, with their axis of ranks.
 _RANK_AXIS = {"lora_a": 2, "lora_b": 1, "scales": None}
+
+
+def _of_stacks(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of stacks; quantized kernels have `scales` of their own."""
+    sites = {name.removesuffix(_half(name)) for name in arrays if _half(name)[:5] == "lora_"}
+    halves = {f"{site}{half}" for site in sites for half in _RANK_AXIS}
+    return {name: x for name, x in arrays.items() if name in halves}
 
 
 def _half(name: str) -> str:

@@ -3,13 +3,25 @@
 """The command `dovetail serve`: the library's own action, and a language model."""
 
 import datetime
+import json
+import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from dovetail_data import Pretrained
+from dovetail_models import load, lora
 from dovetail_serve.command.cli import ACTIONS
 from dovetail_stack import cli
 from dovetail_stack._command import Parser
@@ -49,11 +61,52 @@ def test_what_a_path_holds_decides(tmp_path, source):
         (["--api", "bundles", "--max-rows", "4"], "--max-rows must be left out for bundles"),
         (["--template", "absent.jinja"], "absent.jinja"),
         (["--max-length", "0"], "max_length"),
+        (["--api", "bundles", "--adapter", "a=b"], "--adapter must be left out for bundles"),
+        (
+            ["--api", "bundles", "--adapter-rank", "4"],
+            "--adapter-rank must be left out",
+        ),
     ],
 )
 def test_an_option_of_the_other_server_is_refused(capsys, source, option, other):
     assert cli.main(["serve", str(source), *option]) == 2
     assert other in capsys.readouterr().err.replace("max-length", "max_length")
+
+
+@pytest.mark.parametrize("typed", ["poet", "=dir", "poet="])
+def test_an_adapter_has_a_name_and_a_directory(capsys, typed):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["serve", ".", "--adapter", typed])
+    assert f"--adapter must be NAME=DIR, got --adapter {typed}: corr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--adapter", "a b=dir"], "--adapter must have a name of at most 128 ASCII letters"),
+        (["--adapter", "hf=dir"], "name of its own, got 'hf', that of the base model"),
+        (["--adapter", "a=DIR", "--adapter", "a=DIR"], "got 'a', that of another adapter"),
+        (["--adapter", "a=absent"], "This is --adapter a=absent"),
+        (["--adapter", "a=DIR"], "This is --adapter a="),
+        (
+            ["--adapter-rank", "4"],
+            "for --adapter or --allow-adapters, got --adapter-rank 4 alone",
+        ),
+        (["--max-adapters", "4"], "got --max-adapters 4 alone: leave it out"),
+        (["--allow-adapters", "absent"], "--allow-adapters must be a folder, got --allow-adapters"),
+        (["--allow-adapters", ".", "--max-adapters", "0"], "got --max-adapters 0: leave it out"),
+        (["--allow-adapters", ".", "--adapter-rank", "0"], "got --adapter-rank 0: leave it out"),
+    ],
+)
+def test_a_wrong_adapter_is_refused_before_weights_are_read(
+    capsys, source, tmp_path, monkeypatch, options, words
+):
+    monkeypatch.setattr("dovetail_stack.recipes.engine.load", None)  # calling it would fail
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LOHA"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    typed = [option.replace("DIR", str(tmp_path)) for option in options]
+    assert cli.main(["serve", str(source), "--http", "0", *typed]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_an_address_that_is_taken_is_refused_before_loading(capsys, source, monkeypatch):
@@ -118,3 +171,78 @@ def test_a_wrong_line_is_answered_in_its_own_words(capsys, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert cli.main(["serve", *line]) == 2
     assert words in capsys.readouterr().err
+
+
+def peft_of(directory, out, pattern, seed):
+    """Writes a random adapter of rank 2. Returns the model with merged weights."""
+    model = lora.insert(load(directory), pattern, rank=2, alpha=4, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(seed)
+
+    def moved(x):
+        return jnp.asarray(rng.normal(size=x.shape) * 0.4, x.dtype)
+
+    nnx.update(model, jax.tree.map(moved, nnx.state(model, nnx.LoRAParam)))
+    lora.save_peft(model, out, base=None)
+    return lora.merge(model)
+
+
+@pytest.mark.thorough("the command until its signal, with the programs of a model with adapters")
+def test_adapters_are_served_by_name_and_change_over_http(talker, tmp_path, forward):
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    models = {
+        "tiny": load(talker),
+        "poet": peft_of(talker, outside, "**.{q,v}", seed=0),
+        "team/clerk": peft_of(talker, folder / "clerk", "**.mlp.*", seed=1),
+    }
+    (folder / "out").symlink_to(outside)
+    line = [sys.executable, "-m", "dovetail_stack", "serve", str(talker), "--http", "0"]
+    line += ["--name", "tiny", "--adapter", f"poet={outside}", "--allow-adapters", str(folder)]
+    line += ["--max-adapters", "2", "--max-rows", "1", "--max-length", "32"]
+    ids = [3, 1, 4, 1, 5]
+
+    def post(route, **body):
+        request = urllib.request.Request(url + route, json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def answer(name):
+        options = {"prompt": ids, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        status, text = post("/v1/completions", model=name, **options)
+        assert status == 200, text
+        return json.loads(text)["choices"][0]["text"]
+
+    def expected(name):
+        tokens = list(ids)
+        for _ in range(6):
+            row = np.zeros((1, 16), np.int32)
+            row[0, : len(tokens)] = tokens  # causal: padding behind changes nothing
+            tokens.append(int(forward(models[name], row)[0, len(tokens) - 1].argmax()))
+        return Pretrained(talker).decode(tokens[len(ids) :])
+
+    said = []
+    quick = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as this suite compiles
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=quick) as server:
+        assert server.stderr is not None
+        try:
+            while not said or "serving at" not in said[-1]:
+                said.append(server.stderr.readline())
+                assert said[-1], said
+            url = "http" + said[-1].strip().partition("http")[2]
+            assert answer("poet") == expected("poet")
+            assert answer("tiny") == expected("tiny") != expected("poet")
+            for path in ("../outside", "out", str(outside), "clerk/../../outside", "/etc"):
+                status, text = post("/v1/load_lora_adapter", lora_name="b", lora_path=path)
+                assert (status, "beneath the folder" in text) == (400, True), text
+            named = {"lora_name": "team/clerk"}
+            assert post("/v1/load_lora_adapter", lora_path="clerk", **named)[0] == 200
+            assert answer("team/clerk") == expected("team/clerk") != expected("tiny")
+            assert post("/v1/unload_lora_adapter", **named)[0] == 200
+            assert post("/v1/completions", model="team/clerk", prompt="a")[0] == 404
+        finally:
+            server.send_signal(signal.SIGTERM)
+        said += server.stderr.readlines()
+    places = "2 places for adapters, of rank 2 at most, on 7 matrices of the model; taken: 1"
+    assert any(places in line for line in said)

@@ -19,6 +19,10 @@ from hashlib import blake2b
 MAX_VERSION = 2**31 - 1  # `Completion.versions` are int32
 
 
+class NoPlace(ValueError):
+    """All places for adapters are taken."""
+
+
 class Adapters(Collection[int]):
     """Adapters of an engine. Its thread alone changes them; the ids are for any thread.
 
@@ -68,12 +72,12 @@ class Adapters(Collection[int]):
         """Returns the first place without an adapter.
 
         Raises:
-            ValueError: There is none.
+            NoPlace: There is none.
         """
         used = set(self._places.values())
         place = next((place for place in range(self._count) if place not in used), None)
         if place is None:
-            raise ValueError(
+            raise NoPlace(
                 f"an adapter needs a free place of the engine's {self._count}, got the loaded "
                 f"adapters {', '.join(map(str, self._open))}. Call unload_adapter of one, or build "
                 "the engine with a model of more."

@@ -11,6 +11,7 @@ from dovetail_infer.server import _extras as _extras  # first: it says what to i
 from dovetail_infer.server.answering import Chat
 from dovetail_infer.server.asgi import app
 from dovetail_infer.server.formats.dialect import Dialect
+from dovetail_infer.server.models import Adapter
 from dovetail_infer.server.run import run
 
-__all__ = ["Chat", "Dialect", "app", "run"]
+__all__ = ["Adapter", "Chat", "Dialect", "app", "run"]

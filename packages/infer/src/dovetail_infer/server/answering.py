@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from dovetail_infer.completion import Completion, Tokens
 from dovetail_infer.engine import Engine
@@ -28,6 +28,7 @@ from dovetail_infer.server.fields import Fields
 from dovetail_infer.server.formats.dialect import Dialect
 from dovetail_infer.server.formats.turn import Turn
 from dovetail_infer.server.metrics import Metrics
+from dovetail_infer.server.models import Models
 from dovetail_infer.types import NamingTokenizer, Tokenizer
 
 _OF_CHAT = ("tools", "chat_template_kwargs", "reasoning_effort")
@@ -65,7 +66,7 @@ class Answering:
 
     Args:
         engine: As for `app`, as are all others.
-        name: An attribute.
+        models: An attribute.
         tokenizer: That of the engine.
         chat: Ids of a conversation, or None.
         dialect: Forms of reasoning and calls.
@@ -73,7 +74,7 @@ class Answering:
         max_body: Largest body in bytes.
 
     Attributes:
-        name: The model's name in requests.
+        models: Those of the server.
         metrics: What is counted.
     """
 
@@ -81,21 +82,21 @@ class Answering:
         self,
         engine: Engine,
         *,
-        name: str,
+        models: Models,
         tokenizer: Tokenizer,
         chat: Chat | None,
         dialect: Dialect,
         defaults: Sampling,
         max_body: int,
     ) -> None:
-        self.name, self.metrics = name, Metrics(engine)
+        self.models, self.metrics = models, Metrics(engine)
         self._engine, self._tokenizer, self._chat = engine, tokenizer, chat
         self._dialect, self._defaults, self._max_body = dialect, defaults, max_body
 
     async def tokenize(self, request: Request) -> Response:
         """Answers with the ids of a text or of messages."""
         fields = Fields(await read_json(request, self._max_body))
-        requests.take_model(fields, self.name)
+        requests.take_model(fields, self.models)
         if "messages" in fields:
             messages, offered = requests.messages(fields), tools.take_tools(fields)
             ids = await self._chat_ids(messages, offered, tools.take_variables(fields))
@@ -114,7 +115,7 @@ class Answering:
     async def detokenize(self, request: Request) -> Response:
         """Answers with the text of ids."""
         fields = Fields(await read_json(request, self._max_body))
-        requests.take_model(fields, self.name)
+        requests.take_model(fields, self.models)
         tokens = fields.items("tokens", "an integer")
         fields.end()
         size = self._engine.vocab_size
@@ -126,14 +127,14 @@ class Answering:
     async def complete(self, http: Request) -> Response:
         """Answers a completion."""
         body = await read_json(http, self._max_body)
-        request = requests.completion(body, model=self.name, defaults=self._defaults)
+        request = requests.completion(body, models=self.models, defaults=self._defaults)
         prompts = await asyncio.to_thread(self._prompts, request)
         return await self._run(http, Completions, request, prompts, param="prompt")
 
     async def complete_chat(self, http: Request) -> Response:
         """Answers a chat completion."""
         body = await read_json(http, self._max_body)
-        request = requests.chat(body, model=self.name, defaults=self._defaults)
+        request = requests.chat(body, models=self.models, defaults=self._defaults)
         ids = await self._chat_ids(request.messages, request.tools, request.variables)
         turns = self._turns(request, ids)
         if turns is not None and isinstance(self._tokenizer, NamingTokenizer):
@@ -151,6 +152,17 @@ class Answering:
             for _ in range(request.n)
         ]
         return [turn for turn in turns if turn is not None] or None
+
+    async def load_adapter(self, http: Request) -> Response:
+        """Loads an adapter."""
+        load = self.models.loader()  # before the body is read
+        body = await read_json(http, self._max_body)
+        return PlainTextResponse(await self.models.load(body, load))
+
+    async def unload_adapter(self, http: Request) -> Response:
+        """Unloads an adapter, and answers when its last request has ended."""
+        self.models.loader()
+        return PlainTextResponse(await self.models.unload(await read_json(http, self._max_body)))
 
     def _encode(self, text: str) -> list[int]:
         return list(map(int, self._tokenizer.encode([text])[0].ids))
@@ -177,14 +189,14 @@ class Answering:
         """Returns the ids of a conversation, by the chat template. The arguments are its own."""
         if self._chat is None:
             raise ApiError(
-                f"messages must go to a model with a chat template, got {self.name!r} without "
-                "one; send a prompt to /v1/completions",
+                f"messages must go to a model with a chat template, got {self.models.name!r} "
+                "without one; send a prompt to /v1/completions",
                 param="messages",
             )
         if offered and self._dialect.tools is None:
             raise ApiError(
                 f"tools must go to a model whose chat template writes calls in a form that this "
-                f"server reads, got {self.name!r} without one; leave them out",
+                f"server reads, got {self.models.name!r} without one; leave them out",
                 param="tools",
             )
         try:
@@ -210,7 +222,9 @@ class Answering:
     ) -> Response:
         """Runs a checked request, and returns its answer or its stream."""
         began = time.monotonic()
-        answer = form(request=request, prompts=prompts, model=self.name, tokenizer=self._tokenizer)
+        answer = form(
+            request=request, prompts=prompts, model=request.model, tokenizer=self._tokenizer
+        )
         names = [*requests.OPTIONS, "logit_bias", "stop", "stop_token_ids", "logprobs"]
         try:
             sampling = self._sampling(request, prompts, param)
@@ -234,7 +248,7 @@ class Answering:
     def _sampling(
         self, request: requests.Request, prompts: Sequence[Sequence[int]], param: str
     ) -> Sampling:
-        """Returns the options, with the number of tokens left by the longest prompt."""
+        """Returns the options with the adapter and the number of tokens left by the prompts."""
         longest = max(map(len, prompts))
         room, wanted = self._engine.max_length - longest, request.max_tokens
         least = 1 if wanted is None else max(wanted, 1)
@@ -245,7 +259,11 @@ class Answering:
                 param=param,
                 code="context_length_exceeded",
             )
-        return dataclasses.replace(request.sampling, max_tokens=room if wanted is None else least)
+        return dataclasses.replace(
+            request.sampling,
+            max_tokens=room if wanted is None else least,
+            adapter=self.models.adapter_id(request.model),
+        )
 
     async def _events(
         self, answer: Answer, streams: Streams, began: float

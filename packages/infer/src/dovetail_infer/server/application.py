@@ -7,9 +7,7 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +17,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail_infer.engine import Engine
-from dovetail_infer.server import requests
 from dovetail_infer.server.answering import Answering, json_response
 from dovetail_infer.server.errors import ApiError, failed, stopping
 from dovetail_infer.server.exchange import Disconnected
@@ -44,17 +41,19 @@ class Application:
 
     def __init__(self, engine: Engine, answering: Answering, *, api_keys: Sequence[str]) -> None:
         self.draining = False
-        self._engine, self._name = engine, answering.name
+        self._engine, self._models = engine, answering.models
         self._keys = [key.encode() for key in api_keys]
-        self._metrics, self._created = answering.metrics, int(time.time())
+        self._metrics = answering.metrics
         routes = {
             ("GET", "/health"): self._health,
             ("GET", "/ready"): self._ready,
             ("GET", "/metrics"): self._show_metrics,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/v1/models/{model:path}"): self._model,
+            ("GET", "/v1/models"): self._list_models,
+            ("GET", "/v1/models/{model:path}"): self._show_model,
             ("POST", "/v1/completions"): answering.complete,
             ("POST", "/v1/chat/completions"): answering.complete_chat,
+            ("POST", "/v1/load_lora_adapter"): answering.load_adapter,
+            ("POST", "/v1/unload_lora_adapter"): answering.unload_adapter,
             ("POST", "/tokenize"): answering.tokenize,
             ("POST", "/detokenize"): answering.detokenize,
         }
@@ -139,21 +138,11 @@ class Application:
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
 
-    async def _models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._card()]})
+    async def _list_models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": self._models.cards()})
 
-    async def _model(self, request: Request) -> Response:
-        requests.check_model(request.path_params["model"], self._name)
-        return json_response(self._card())
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self._name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "dovetail",
-            "max_model_len": self._engine.max_length,
-        }
+    async def _show_model(self, request: Request) -> Response:
+        return json_response(self._models.card(request.path_params["model"]))
 
 
 def _request_id(request: Request) -> str:

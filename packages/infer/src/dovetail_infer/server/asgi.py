@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dovetail_infer.engine import Engine
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.server.answering import Answering, Chat
 from dovetail_infer.server.application import Application
 from dovetail_infer.server.formats.dialect import Dialect
+from dovetail_infer.server.models import Adapter, LoadAdapter, Models
 from dovetail_infer.types import Tokenizer
 
 
@@ -22,13 +23,16 @@ def app(
     chat: Chat | None = None,
     dialect: Dialect | None = None,
     defaults: Sampling | None = None,
+    adapters: Mapping[str, Adapter] | None = None,
+    load_adapter: LoadAdapter | None = None,
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
 ) -> Application:
     """Returns an ASGI application for clients of OpenAI's API.
 
-    Its routes are /v1/models, /v1/completions, /v1/chat/completions, /tokenize, /detokenize,
-    /health, /ready and /metrics. The engine is closed by the caller.
+    Its routes are /v1/models, /v1/completions, /v1/chat/completions, /v1/load_lora_adapter,
+    /v1/unload_lora_adapter, /tokenize, /detokenize, /health, /ready and /metrics. The engine is
+    closed by the caller.
 
     Args:
         engine: Runs the requests.
@@ -38,6 +42,9 @@ def app(
         dialect: Forms in which the model writes reasoning and calls of tools. None: all text is
             content, and tools are refused.
         defaults: Options of requests without them. None: those of OpenAI's API.
+        adapters: Loaded adapters of the engine, by the names that choose them in requests.
+        load_adapter: Loads the adapter of a path that a client sent, and returns its id; raises
+            ValueError or OSError for one that it refuses. None: clients cannot change adapters.
         api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health and
             readiness. (): no key.
         max_body: Largest body of a request in bytes.
@@ -46,7 +53,7 @@ def app(
         The application. Set its `draining` before a shutdown: new requests then get 503.
 
     Raises:
-        ValueError: An option is out of range.
+        ValueError: An option is out of range, or a name or an id of an adapter is wrong.
 
     Example:
 
@@ -70,9 +77,10 @@ def app(
                 "api_keys must be printable ASCII without spaces, got another one. Write one from "
                 "secrets.token_urlsafe()."
             )
+    models = Models(engine, name, adapters=adapters or {}, load=load_adapter)
     answering = Answering(
         engine,
-        name=name,
+        models=models,
         tokenizer=tokenizer,
         chat=chat,
         dialect=Dialect() if dialect is None else dialect,

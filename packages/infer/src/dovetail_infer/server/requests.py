@@ -15,6 +15,7 @@ from dovetail_infer.sampling import Sampling
 from dovetail_infer.server import tools
 from dovetail_infer.server.errors import ApiError
 from dovetail_infer.server.fields import Fields, shown
+from dovetail_infer.server.models import Models
 
 MOST_CHOICES = 128
 DEFAULT_TOKENS = 16  # of completions, in OpenAI's API
@@ -64,6 +65,7 @@ class Request:
     """A checked body.
 
     Attributes:
+        model: Name of the base model or of an adapter.
         prompts: Texts or token ids, of a completion.
         messages: Of a chat completion, in the form of OpenAI's API.
         tools: On offer, in the same form.
@@ -78,6 +80,7 @@ class Request:
         usage: Send the counts at the end of a stream.
     """
 
+    model: str
     prompts: list[Any] = dataclasses.field(default_factory=list)
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     tools: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -92,19 +95,19 @@ class Request:
     usage: bool
 
 
-def completion(body: Any, *, model: str, defaults: Sampling) -> Request:
+def completion(body: Any, *, models: Models, defaults: Sampling) -> Request:
     """Reads the body of a completion.
 
     Args:
         body: The JSON value.
-        model: The model's name.
+        models: Those of the server.
         defaults: Options of a request without them.
 
     Raises:
         ApiError: A field is unknown, has a wrong value, or asks for something absent.
     """
     fields = Fields(body)
-    take_model(fields, model, required=True)
+    model = take_model(fields, models, required=True)
     logprobs = fields.take("logprobs", "an integer")
     echo, max_tokens = fields.take("echo", "a boolean", False), _max_tokens(fields, "max_tokens")
     if max_tokens == 0 and not echo:
@@ -114,6 +117,7 @@ def completion(body: Any, *, model: str, defaults: Sampling) -> Request:
             param="max_tokens",
         )
     request = Request(
+        model=model,
         prompts=_prompts(fields),
         echo=echo,
         logprobs=logprobs,
@@ -129,19 +133,19 @@ def completion(body: Any, *, model: str, defaults: Sampling) -> Request:
     return request
 
 
-def chat(body: Any, *, model: str, defaults: Sampling) -> Request:
+def chat(body: Any, *, models: Models, defaults: Sampling) -> Request:
     """Reads the body of a chat completion.
 
     Args:
         body: The JSON value.
-        model: The model's name.
+        models: Those of the server.
         defaults: Options of a request without them.
 
     Raises:
         ApiError: As in `completion`.
     """
     fields = Fields(body)
-    take_model(fields, model, required=True)
+    model = take_model(fields, models, required=True)
     wants = fields.take("logprobs", "a boolean", False)
     top = fields.take("top_logprobs", "an integer", 0)
     if top and not wants:
@@ -159,6 +163,7 @@ def chat(body: Any, *, model: str, defaults: Sampling) -> Request:
         )
     offered = tools.take_tools(fields)
     request = Request(
+        model=model,
         messages=messages(fields),
         tools=offered,
         callable=tools.take_choice(fields, offered),
@@ -218,30 +223,20 @@ def _text_of(fields: Fields) -> str:
     return text
 
 
-def take_model(fields: Fields, model: str, *, required: bool = False) -> None:
-    """Takes the field "model", and refuses the name of another one.
+def take_model(fields: Fields, models: Models, *, required: bool = False) -> str:
+    """Returns the field "model"; it may be absent, for the base model.
 
     Args:
         fields: The body.
-        model: The model's name.
+        models: Those of the server; the name of another is refused.
         required: Refuse a body without it.
     """
     name = fields.take("model", "a string")
     if name is None and required:
-        raise ApiError(f"model must name a model, got none; send {model!r}", param="model")
-    if name is not None:
-        check_model(name, model)
-
-
-def check_model(name: str, model: str) -> None:
-    """Refuses the name of another model."""
-    if name != model:
-        raise ApiError(
-            f"model must be {model!r}, which this server has, got {shown(name)}; see /v1/models",
-            param="model",
-            status=404,
-            code="model_not_found",
-        )
+        raise ApiError(f"model must name a model, got none; send {models.name!r}", param="model")
+    name = models.name if name is None else name
+    models.adapter_id(name)
+    return name
 
 
 def _prompts(fields: Fields) -> list[Any]:

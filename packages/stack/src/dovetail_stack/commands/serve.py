@@ -6,7 +6,7 @@ PATH is a run of `dovetail train`, a Hugging Face directory or a Hub id, which i
 /v1/completions and /v1/chat/completions; or a directory of bundles, PATH/NAME/VERSION, as
 `dovetail bundle export` writes them, over the Open Inference Protocol. Models are verified and
 compiled before they take requests. SIGTERM or Ctrl-C stops the server after the requests that it
-has.
+has. Requests choose one of many LoRA adapters by its name, --adapter NAME=DIR.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import gc
 import logging
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dovetail_serve.command.cli import ACTIONS
 from dovetail_stack._command import DONE
@@ -22,11 +23,17 @@ from dovetail_stack.model_directory import EXPORT, RUN_FILE
 from dovetail_stack.parsing import Parser
 from dovetail_stack.processes import say
 
+if TYPE_CHECKING:
+    from dovetail_infer import Engine
+    from dovetail_models import Decoder
+    from dovetail_stack.recipes.places import Places
+
 SERVE = ACTIONS["serve"]
 OPENAI, BUNDLES = "openai", "bundles"
 # Options of both kinds of a server.
 _COMMON = ("path", "api", "host", "http", "max_body", "token_file", "grace_s", "allow", "ignore")
 _OF_MODELS = ("name", "max_rows", "max_length", "template", "date", "tools", "reasoning")
+_OF_MODELS += ("adapter", "allow_adapters", "max_adapters", "adapter_rank")
 
 
 def add(parser: Parser) -> None:
@@ -49,7 +56,29 @@ def add(parser: Parser) -> None:
     parser.add_argument(
         "--reasoning", metavar="FORMAT|none", help="format of reasoning (the template's own)"
     )
+    _add_adapters(parser)
     add_accepted(parser)
+
+
+def _add_adapters(parser: Parser) -> None:
+    """Declares the LoRA adapters of a language model."""
+    option = parser.add_argument_group("adapters of a language model").add_argument
+    named = {"type": _named, "action": "append", "default": [], "metavar": "NAME=DIR"}
+    text = "a PEFT directory, for requests whose model is NAME; may be repeated"
+    option("--adapter", **named, help=text)
+    text = "load and unload adapters of FOLDER over HTTP (no)"
+    option("--allow-adapters", type=Path, metavar="FOLDER", help=text)
+    text = "most adapters at a time (those of --adapter, and 4 with --allow-adapters)"
+    option("--max-adapters", type=int, help=text)
+    text = "largest rank (the largest of --adapter, or else 16)"
+    option("--adapter-rank", type=int, help=text)
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, between, path = text.partition("=")
+    if not (name and between and path):
+        raise ValueError
+    return name, Path(path)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,10 +123,11 @@ def check(args: argparse.Namespace, known: set[str], api: str) -> None:
 
 
 def _serve_model(args: argparse.Namespace, path: Path) -> int:
+    from dovetail_data import Pretrained
     from dovetail_infer.server import run as serve
     from dovetail_serve.command.serve import raise_descriptor_limit
     from dovetail_stack.model_directory import locate
-    from dovetail_stack.recipes.engine import engine
+    from dovetail_stack.recipes.engine import end_ids, engine, load
     from dovetail_stack.recipes.record_options import Dialogue
     from dovetail_stack.recipes.serving import application, dialect_of
 
@@ -107,26 +137,86 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
     dialect = dialect_of(directory, dialogue, tools=args.tools, reasoning=args.reasoning)
     keys = [] if args.token_file is None else keys_of(Path(args.token_file))
     check_address(args.host, args.http)  # before a minute of loading and compiling
+    room = places_of(args, directory, name)
     logging.getLogger("dovetail_infer").setLevel(logging.INFO)
     raise_descriptor_limit()
-    with engine(directory, max_rows=args.max_rows, max_length=args.max_length) as opened:
+    base = load(directory)
+    with engine(
+        base if room is None else room.opened(base),
+        tokenizer=Pretrained(directory),
+        eos_ids=end_ids(directory, base.config.vocab_size),
+        max_rows=args.max_rows,
+        max_length=args.max_length,
+        adapters=0 if room is None else room.count,
+    ) as opened:
         served = application(
             opened,
             directory,
             name=name,
             dialogue=dialogue,
             dialect=dialect,
+            **({} if room is None else _filled(args, room, opened, base)),
             api_keys=keys,
             max_body=args.max_body,
         )
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
         say(f"calls of tools: {dialect.tools or 'none'}; reasoning: {dialect.reasoning or 'none'}")
+        if room is not None:
+            say(f"it has {room}; taken: {len(args.adapter)}")
         programs = opened.warmup(wait=False)
         say(f"{len(programs)} programs are compiled, enough for all requests; the others follow")
         gc.collect()
         gc.freeze()  # a collection would look at the model's objects while JSON is parsed
         serve(served, host=args.host, port=args.http, grace_s=int(args.grace_s))
     return DONE
+
+
+def places_of(args: argparse.Namespace, directory: Path, name: str) -> "Places | None":
+    """Returns the places for the adapters of the options, which are checked. None: there are none.
+
+    Args:
+        args: The command line.
+        directory: That of the base model, whose weights are not read.
+        name: Name of the base model.
+    """
+    from dovetail_infer.server.models import check_name
+    from dovetail_stack.recipes.engine import config_of
+    from dovetail_stack.recipes.places import places
+
+    adapters: dict[str, Path] = {}
+    for other, path in args.adapter:
+        check_name(other, field="adapter", base=name, taken=adapters)
+        adapters[other] = path
+    folder = args.allow_adapters
+    sizes = {"max_adapters": args.max_adapters, "adapter_rank": args.adapter_rank}
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"allow_adapters must be a folder, got allow_adapters={folder}: make it")
+    if not adapters and folder is None:
+        if given := [f"{name}={value}" for name, value in sizes.items() if value is not None]:
+            raise ValueError(
+                f"places must be for --adapter or --allow-adapters, got {given[0]} alone: leave it "
+                "out"
+            )
+        return None
+    return places(config_of(directory), adapters, open_to_others=folder is not None, **sizes)
+
+
+def _filled(
+    args: argparse.Namespace, room: "Places", engine: "Engine", base: "Decoder"
+) -> dict[str, Any]:
+    """Loads the adapters of the options. Returns the options of the application."""
+    from dovetail_infer.server import Adapter
+    from dovetail_stack.recipes.serving import beneath
+
+    def load(path: str) -> int:
+        return room.load(engine, base, beneath(args.allow_adapters, path))
+
+    for place in range(room.count):
+        engine.unload_adapter(place)
+    adapters = {
+        name: Adapter(room.load(engine, base, path), str(path)) for name, path in args.adapter
+    }
+    return {"adapters": adapters, "load_adapter": load if args.allow_adapters else None}
 
 
 def check_address(host: str, port: int) -> None:

@@ -17,6 +17,8 @@
 - `distillation`: the recipe of learning from a teacher's logits (models, train)
 - `evaluation`: bits per byte of a corpus, and generated answers (data, infer, models, train)
 - `engine`: an inference engine over a decoder or a directory (data, infer, kernels, models, quant)
+- `places`: room for many adapters in an engine, loaded from PEFT directories (infer, models)
+- `serving`: a directory to a server for clients of OpenAI's API (data, infer, models)
 - `sampling`: samples during training (data, infer, models, train)
 - `quantization`: a decoder to a quantized one, with a receipt of its cost (data, models, quant)
 - `products`: the kernels' product for quantized weights (kernels, quant)

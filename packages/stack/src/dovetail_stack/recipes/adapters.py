@@ -59,7 +59,7 @@ def adapted(model: Decoder, tuning: Tuning) -> Decoder:
     model = configured(model, tuning)
     if not tuning.lora_rank:
         return model
-    sites = _matrices(model)
+    sites = matrices(model)
     rngs, rank, alpha = nnx.Rngs(tuning.seed), tuning.lora_rank, tuning.lora_alpha
     codes = _codes(tuning)
     if not codes:
@@ -73,7 +73,7 @@ def _codes(tuning: Tuning) -> str | None:
     return tuning.quantize if isinstance(tuning, Adapting) else None
 
 
-def _matrices(model: Decoder) -> tuple[str, ...]:
+def matrices(model: Decoder) -> tuple[str, ...]:
     """Returns the paths of the matrices that get adapters: those of the layers but routers."""
     linear = (path for path, module in nnx.iter_modules(model) if type(module) is nnx.Linear)
     paths = (".".join(map(str, path)) for path in linear)

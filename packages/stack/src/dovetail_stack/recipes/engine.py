@@ -46,6 +46,7 @@ def engine(
     max_length: int | None = None,
     max_rows: int = 64,
     kv_bytes: int | None = None,
+    adapters: int = 0,
     invariant: bool = False,
 ) -> Engine:
     """Returns an engine. Use it as a context manager, or close it.
@@ -62,6 +63,7 @@ def engine(
             context length of the model, or the engine's default for models of a longer one.
         max_rows: Largest number of requests that run at the same time.
         kv_bytes: Bytes of the cache. None: see `dovetail_infer.Engine`.
+        adapters: Number of places for adapters that a decoder has, see `recipes.places`.
         invariant: Compute each request in the same way in any company, to the bit.
 
     Raises:
@@ -83,6 +85,7 @@ def engine(
         max_length=max_length,
         max_rows=max_rows,
         kv_bytes=kv_bytes,
+        adapters=adapters,
         invariant=invariant,
     )
 

@@ -15,13 +15,16 @@ import numpy as np
 from dovetail_data import ChatTokenizer, Corrupt, Pretrained, Prompt, Template
 from dovetail_data.tokenizing.message_keys import REASONING
 from dovetail_infer import Engine
-from dovetail_infer.server import Chat, Dialect, app
+from dovetail_infer.server import Adapter, Chat, Dialect, app
 from dovetail_infer.server.application import Application
+from dovetail_infer.server.models import LoadAdapter
 from dovetail_models import generation_defaults
 from dovetail_stack.recipes import dialects
 from dovetail_stack.recipes.dialogue import template_of
 from dovetail_stack.recipes.record_options import Dialogue
 from dovetail_stack.recipes.sampling import sampling_of
+
+_OF_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")  # files of a PEFT directory
 
 
 def application(
@@ -31,6 +34,8 @@ def application(
     name: str,
     dialogue: Dialogue | None = None,
     dialect: Dialect | None = None,
+    adapters: Mapping[str, Adapter] | None = None,
+    load_adapter: LoadAdapter | None = None,
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
 ) -> Application:
@@ -43,6 +48,8 @@ def application(
         name: The model's name, which requests must say.
         dialogue: Another chat template, or a date in place of today's.
         dialect: Other forms of reasoning and calls of tools than `dialect_of` gives.
+        adapters: As for `dovetail_infer.server.app`.
+        load_adapter: As for `dovetail_infer.server.app`.
         api_keys: As for `dovetail_infer.server.app`.
         max_body: As for `dovetail_infer.server.app`.
 
@@ -59,6 +66,8 @@ def application(
         chat=chat(directory, tokenizer, dialogue),
         dialect=dialect_of(directory, dialogue) if dialect is None else dialect,
         defaults=sampling_of(directory) if suggested else None,
+        adapters=adapters,
+        load_adapter=load_adapter,
         api_keys=api_keys,
         max_body=max_body,
     )
@@ -153,3 +162,27 @@ def _check(variables: Mapping[str, Any], source: str) -> None:
                 f"{field} must be read by the model's chat template, got {name[:60]!r}, which it "
                 "does not name; leave it out"
             )
+
+
+def beneath(folder: Path, path: str) -> Path:
+    """Returns a directory beneath a folder, with all links followed.
+
+    Args:
+        folder: The folder.
+        path: Its path, absolute or from the folder. The files of an adapter in it may be links too.
+
+    Raises:
+        ValueError: It is not beneath the folder, or one of its files is not.
+    """
+    root = folder.resolve()
+    try:
+        directory = (root / path).resolve()
+        every = [directory, *((directory / name).resolve() for name in _OF_ADAPTER)]
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a NUL
+        raise ValueError(f"it must be a path, got {error}: correct it") from error
+    if not all(root in each.parents for each in every):
+        raise ValueError(
+            "it must lie beneath the folder of --allow-adapters, with its files and after all "
+            "links, got another place: copy the adapter into the folder"
+        )
+    return directory

@@ -17,14 +17,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail_infer.engine import Engine
+from dovetail_infer.server import page
 from dovetail_infer.server.answering import Answering, json_response
 from dovetail_infer.server.errors import ApiError, failed, stopping
 from dovetail_infer.server.exchange import Disconnected
 from dovetail_infer.server.metrics import CONTENT_TYPE
 
 _log = logging.getLogger("dovetail_infer.server")
-# Open without a key: probes of an orchestrator carry none.
-_OPEN = frozenset({"/health", "/ready"})
+# Open without a key: probes of an orchestrator carry none, and the page asks a person for one.
+_OPEN = frozenset({"/", "/health", "/ready"})
 
 
 class Application:
@@ -45,6 +46,7 @@ class Application:
         self._keys = [key.encode() for key in api_keys]
         self._metrics = answering.metrics
         routes = {
+            ("GET", "/"): page.show,
             ("GET", "/health"): self._health,
             ("GET", "/ready"): self._ready,
             ("GET", "/metrics"): self._show_metrics,

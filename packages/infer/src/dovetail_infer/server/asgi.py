@@ -31,8 +31,8 @@ def app(
     """Returns an ASGI application for clients of OpenAI's API.
 
     Its routes are /v1/models, /v1/completions, /v1/chat/completions, /v1/load_lora_adapter,
-    /v1/unload_lora_adapter, /tokenize, /detokenize, /health, /ready and /metrics. The engine is
-    closed by the caller.
+    /v1/unload_lora_adapter, /tokenize, /detokenize, /health, /ready, /metrics, and a page for
+    people at /. The engine is closed by the caller.
 
     Args:
         engine: Runs the requests.
@@ -45,8 +45,8 @@ def app(
         adapters: Loaded adapters of the engine, by the names that choose them in requests.
         load_adapter: Loads the adapter of a path that a client sent, and returns its id; raises
             ValueError or OSError for one that it refuses. None: clients cannot change adapters.
-        api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health and
-            readiness. (): no key.
+        api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health,
+            readiness and the page, which asks for it. (): no key.
         max_body: Largest body of a request in bytes.
 
     Returns:

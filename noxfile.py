@@ -41,7 +41,7 @@ TORCH = "torch==2.13.0"
 
 # Benchmarks that need what does not install beside the others, or on this Python.
 APART = {"absent_70b", "first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
-APART |= {"peers"}
+APART |= {"peers", "serving_peer"}
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}
 CAMPAIGNS |= {"flips", "fuzz_http", "stress"}

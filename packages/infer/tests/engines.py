@@ -81,3 +81,26 @@ def greedy(model: TinyDecoder, ids: list[int], count: int) -> list[int]:
     for _ in range(count):
         ids.append(int(logits(model, ids)[-1].argmax()))
     return ids[-count:]
+
+
+class Failing:
+    """An executor whose steps fail where `when(batch)` says so: at the start, or when read."""
+
+    def __init__(self, executor, when, *, at="read"):
+        self._executor, self._when, self._at = executor, when, at
+
+    def __getattr__(self, name):
+        return getattr(self._executor, name)
+
+    def dispatch(self, batch, **options):
+        fails = self._when(batch)
+        if fails and self._at == "dispatch":
+            self._executor._state = None  # a failed call has taken the donated cache
+            raise RuntimeError("injected")
+        handle = self._executor.dispatch(batch, **options)
+        return _FailingHandle() if fails else handle
+
+
+class _FailingHandle:
+    def read(self):
+        raise RuntimeError("injected")

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import decoder, engine, greedy, prompts
+from engines import Failing, decoder, engine, greedy, prompts
 from flax import nnx
 
 from dovetail_infer import Sampling
@@ -27,29 +27,6 @@ from dovetail_infer.testing import TinyDecoder
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
 LONG = Sampling(max_tokens=60, temperature=0)
-
-
-class Failing:
-    """An executor whose steps fail where `when(batch)` says so: at the start, or when read."""
-
-    def __init__(self, executor, when, *, at="read"):
-        self._executor, self._when, self._at = executor, when, at
-
-    def __getattr__(self, name):
-        return getattr(self._executor, name)
-
-    def dispatch(self, batch, **options):
-        fails = self._when(batch)
-        if fails and self._at == "dispatch":
-            self._executor._state = None  # a failed call has taken the donated cache
-            raise RuntimeError("injected")
-        handle = self._executor.dispatch(batch, **options)
-        return _FailingHandle() if fails else handle
-
-
-class _FailingHandle:
-    def read(self):
-        raise RuntimeError("injected")
 
 
 class Held:

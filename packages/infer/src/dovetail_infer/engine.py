@@ -145,6 +145,7 @@ class Engine:
             scheduler, executor, adapters=loaded, record_experts=record_experts, overlap=overlap
         )
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
+        self.max_queue = max_queue
         self._steps, self._loop = steps, Loop(steps, max_queue=max_queue)
         weakref.finalize(self, executor.stop)
         weakref.finalize(self, self._loop.close)

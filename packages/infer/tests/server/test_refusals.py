@@ -49,6 +49,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"prompt": [999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [10**30]}, "prompt[0]"),
+        ({"prompt": ["a"] * 257}, "prompt"),  # more choices than the queue has places
+        ({"prompt": ["a"] * 3, "n": 128, "seed": 1}, "n"),
         ({"model": None}, "model"),
         ({"model": 3}, "model"),
         ({"logprobs": 21}, "logprobs"),
@@ -56,11 +58,13 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"logprobs": True}, "logprobs"),
         ({"stop": [""]}, "stop"),
         ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"stop_token_ids": [999]}, "stop_token_ids"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"logit_bias": {"999": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, f"logit_bias.{'9' * 189}"),
         ({"logit_bias": []}, "logit_bias"),
         ({"min_tokens": 9}, "min_tokens"),
         ({"stream": 1}, "stream"),
@@ -74,6 +78,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"service_tier": "flex"}, "service_tier"),
         ({"user": 3}, "user"),
         ({"temprature": 1}, "temprature"),
+        ({"x" * 10**6: 1}, "x" * 200),
         ({"messages": []}, "messages"),
     ],
 )
@@ -104,6 +109,7 @@ def test_a_wrong_field_of_a_completion_is_named(server, change, param):
         ({"logprobs": 2}, "logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -137,6 +143,13 @@ def test_fields_that_ask_for_what_happens_anyway_are_taken(server):
     assert post(server, "/v1/chat/completions", json={**CHAT, **neutral}).status_code == 200
     neutral = {"suffix": "", "best_of": 1, "user": "a", "top_k": -1}
     assert post(server, "/v1/completions", json={**COMPLETION, **neutral}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions/", "//absent"])
+def test_another_path_is_not_found(server, path):
+    response = httpx.get(f"{server.url}{path}", headers={"Host": "["})
+    assert response.status_code == 404
+    assert "/v1/completions" in error_of(response)["message"]
 
 
 def test_another_model_is_not_found(server):

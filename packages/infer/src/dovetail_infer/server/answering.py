@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import orjson
@@ -236,7 +236,7 @@ class Answering:
             raise of_engine(error, names) from error
         if request.stream:
             events = self._events(answer, streams, began)
-            return EventStream(events, {})
+            return EventStream(events, {}, close=lambda: streams.__aexit__(None, None, None))
         try:
             completions = await unless_gone(http.receive, _completions(streams))
         finally:
@@ -248,7 +248,17 @@ class Answering:
     def _sampling(
         self, request: requests.Request, prompts: Sequence[Sequence[int]], param: str
     ) -> Sampling:
-        """Returns the options with the adapter and the number of tokens left by the prompts."""
+        """Returns the options with the adapter and the number of tokens left by the prompts.
+
+        Refuses requests that this engine can never run.
+        """
+        count, most = len(prompts) * request.n, self._engine.max_queue
+        if count > most:  # before as many requests are made, of which none could ever run
+            raise ApiError(
+                f"{param} and n must ask for at most {most} choices, got {len(prompts)} and "
+                f"{request.n}; send several requests",
+                param=param if len(prompts) > most else "n",
+            )
         longest = max(map(len, prompts))
         room, wanted = self._engine.max_length - longest, request.max_tokens
         least = 1 if wanted is None else max(wanted, 1)
@@ -267,27 +277,24 @@ class Answering:
 
     async def _events(
         self, answer: Answer, streams: Streams, began: float
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Yields the chunks of a stream, and ends its requests with it."""
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the chunks of a stream."""
         done: dict[int, Completion] = {}
         before: dict[int, float] = {}
-        try:
-            for index in range(len(answer.prompts) * answer.request.n):
-                if (chunk := answer.first(index)) is not None:
-                    yield chunk
-            async for index, piece in streams:
-                if isinstance(piece, Tokens):
-                    self._time(before, index, began)
-                elif error := of_completion(piece):
-                    raise error
-                else:
-                    done[index] = piece
-                if (chunk := answer.chunk(index, piece)) is not None:
-                    yield chunk
-            if (chunk := answer.last([done[i] for i in sorted(done)])) is not None:
+        for index in range(len(answer.prompts) * answer.request.n):
+            if (chunk := answer.first(index)) is not None:
                 yield chunk
-        finally:
-            await streams.__aexit__(None, None, None)
+        async for index, piece in streams:
+            if isinstance(piece, Tokens):
+                self._time(before, index, began)
+            elif error := of_completion(piece):
+                raise error
+            else:
+                done[index] = piece
+            if (chunk := answer.chunk(index, piece)) is not None:
+                yield chunk
+        if (chunk := answer.last([done[i] for i in sorted(done)])) is not None:
+            yield chunk
 
     def _time(self, before: dict[int, float], index: int, began: float) -> None:
         now = time.monotonic()

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from dovetail_infer.engine import Engine
 from dovetail_infer.server import page
@@ -60,13 +60,14 @@ class Application:
             ("POST", "/detokenize"): answering.detokenize,
         }
         self._paths = [path for _, path in routes]
-        self._routes: ASGIApp = Starlette(
+        self._routes = Starlette(
             routes=[
                 Route(path, self._answering(path, endpoint), methods=[method])
                 for (method, path), endpoint in routes.items()
             ],
             exception_handlers={HTTPException: self._no_route},
         )
+        self._routes.router.redirect_slashes = False  # a redirect is no error of OpenAI's form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, or takes part in the life of the program around it."""
@@ -119,7 +120,8 @@ class Application:
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path, allowed = request.url.path[:128], (error.headers or {}).get("Allow")
+        # Not request.url: that raises for a query that is not UTF-8.
+        path, allowed = request.scope["path"][:128], (error.headers or {}).get("Allow")
         if error.status_code == 405:
             message = f"the method of {path} must be {allowed}, got {request.method[:20]}"
         else:

@@ -72,9 +72,7 @@ def of_completion(completion: Completion) -> ApiError | None:
         return None
     if completion.finish_reason == "abort":
         return stopping()
-    message = (
-        f"the model must give finite logits, got: {completion.error}; the server's log says more"
-    )
+    message = f"the model must not fail, got: {completion.error}; the server's log says more"
     return ApiError(message, status=500, code="failed_step")
 
 

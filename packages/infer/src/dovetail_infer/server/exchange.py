@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -89,19 +89,30 @@ class EventStream(Response):
     Args:
         events: Objects to send. An `ApiError` is sent as the last one.
         headers: More headers.
+        close: Ends what the events come from; called once, also where no event was asked for.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[Any], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Any, None],
+        headers: Mapping[str, str],
+        *,
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **headers})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they end or the client goes away."""
-        with contextlib.suppress(Disconnected):
-            await unless_gone(receive, self._send(send))
+        try:
+            with contextlib.suppress(Disconnected):
+                await unless_gone(receive, self._send(send))
+        finally:
+            await self._events.aclose()
+            await self._close()
 
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -115,8 +126,6 @@ class EventStream(Response):
         except Exception:  # the response has begun: its status cannot say so any more
             _log.exception("a stream failed")
             await send(_body(orjson.dumps(failed().body())))
-        finally:
-            await self._events.aclose()  # pyright: ignore[reportAttributeAccessIssue] -- a generator
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -18,6 +18,7 @@ from dovetail_infer.server.fields import Fields, shown
 from dovetail_infer.server.models import Models
 
 MOST_CHOICES = 128
+MOST_STOPS = 64  # each is looked for at each token, in the thread that all requests share
 DEFAULT_TOKENS = 16  # of completions, in OpenAI's API
 # Options of Sampling that a request names as we do, with the types of JSON.
 OPTIONS = {
@@ -155,12 +156,7 @@ def chat(body: Any, *, models: Models, defaults: Sampling) -> Request:
             param="top_logprobs",
         )
     logprobs = top if wants else None
-    max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens")
-    if max_tokens == 0:
-        raise ApiError(
-            "max_completion_tokens must be at least 1, got 0; leave it out for all that fit",
-            param="max_completion_tokens",
-        )
+    max_tokens = _max_tokens(fields, "max_completion_tokens", "max_tokens", least=1)
     offered = tools.take_tools(fields)
     request = Request(
         model=model,
@@ -259,7 +255,7 @@ def _prompts(fields: Fields) -> list[Any]:
     return prompt
 
 
-def _max_tokens(fields: Fields, *names: str) -> int | None:
+def _max_tokens(fields: Fields, *names: str, least: int = 0) -> int | None:
     """Returns the field, by the first name that is there."""
     given = {name: fields.take(name, "an integer") for name in names}
     given = {name: value for name, value in given.items() if value is not None}
@@ -267,8 +263,8 @@ def _max_tokens(fields: Fields, *names: str) -> int | None:
         came = " and ".join(f"{name}={value}" for name, value in given.items())
         raise ApiError(f"{names[0]} must be given once, got {came}; leave one out", param=names[0])
     for name, value in given.items():
-        if value < 0:
-            raise fields.wrong(name, "an integer from 0", value)
+        if value < least:
+            raise fields.wrong(name, f"an integer from {least}", value)
     return next(iter(given.values()), None)
 
 
@@ -316,6 +312,8 @@ def _stops(fields: Fields) -> dict[str, Any]:
     stops = [stop] if isinstance(stop, str) else fields.items("stop", "a string")
     if "" in stops:
         raise fields.wrong("stop", "texts with at least one character", "")
+    if len(stops) > MOST_STOPS:
+        raise fields.wrong("stop", f"at most {MOST_STOPS} texts", stops)
     ids = fields.items("stop_token_ids", "an integer")
     return {"stop": tuple(stops), "stop_token_ids": tuple(ids)} if stops or ids else {}
 
@@ -324,7 +322,7 @@ def _bias(fields: Fields) -> dict[int, float]:
     given = fields.take("logit_bias", "an object")
     values = Fields(given, "logit_bias")
     for key in given:
-        if not key.isdecimal() or not key.isascii():
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):  # of 64 bits
             raise values.wrong(key, "a token id with a number", given[key])
         if not -100 <= values.take(key, "a number", 0) <= 100:
             raise values.wrong(key, "a number from -100 to 100", given[key])

@@ -44,7 +44,7 @@ APART = {"absent_70b", "first_token", "generation", "maxtext_first_step", "maxte
 APART |= {"peers", "serving_peer"}
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}
-CAMPAIGNS |= {"flips", "fuzz_http", "stress"}
+CAMPAIGNS |= {"flips", "fuzz_http", "fuzz_server", "stress"}
 
 
 def members(*folders: str) -> list[workspace.Member]:

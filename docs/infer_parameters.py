@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of a request and of an engine, with the tests that hold it.
+"""Every option of a request, of an engine and of a body over HTTP, with the tests that hold it.
 
 A test names the options that it proves with the marker `parameter("top_k", "top_p")`, and those
 whose bad values it sees refused with `parameter("top_k", refuses=True)`. The markers are read from
@@ -10,15 +10,20 @@ the sources of the tests, so the page is as new as they are.
 import ast
 import dataclasses
 import inspect
-from collections.abc import Iterator
+import json
+import unittest.mock
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from dovetail_infer import Engine, Sampling
+from dovetail_infer.server import requests
+from dovetail_infer.server.fields import Fields
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/packages/infer_parameters.md"  # git ignores it
 TESTS = ("packages/infer/tests/**/test_*.py", "integration_tests/test_infer_*.py")
+HTTP = "Completions and chats over HTTP"
 HEAD = """---
 orphan: true
 ---
@@ -49,7 +54,47 @@ def options() -> dict[str, dict[str, str]]:
     return {
         "Sampling": {field.name: _default(field) for field in dataclasses.fields(Sampling)},
         "Engine": {p.name: _shown(p.default) for p in engine},
+        HTTP: {f"request.{name}": must for name, must in request_fields().items()},
     }
+
+
+class Recording(Fields):
+    """Notes the fields that are read, and what each must be."""
+
+    seen: ClassVar[dict[str, str]] = {}
+
+    def take(self, name: str, must: str, default: Any = None) -> Any:
+        self.seen.setdefault(self.name(name), must)
+        return super().take(name, must, default)
+
+    def only(self, name: str, allowed: Collection[Any], advice: str) -> None:
+        self.seen[self.name(name)] = " or ".join([*map(json.dumps, allowed), "absent"])
+        super().only(name, allowed, advice)
+
+
+def request_fields() -> dict[str, str]:
+    """The fields of completions and chats, as the server reads them, with what each must be."""
+    models = unittest.mock.Mock()
+    models.adapter_id.return_value = None
+    options: dict[str, Any] = {"models": models, "defaults": Sampling()}
+    given = {"model": "it", "stream": True, "stream_options": {}, "logit_bias": {}}
+    talk = {"messages": [{"role": "user", "content": "a"}]}
+    routes = {"completions": {"prompt": "a"}, "chats": talk}
+    read: dict[str, dict[str, str]] = {}
+    for route, body in routes.items():
+        Recording.seen = read[route] = {}
+        parse = requests.completion if route == "completions" else requests.chat
+        with unittest.mock.patch.object(requests, "Fields", Recording):
+            parse({**given, **body}, **options)
+    completion, chat = read.values()
+    both = completion.keys() & chat.keys()
+    other = {
+        name: ", ".join(f"{seen[name]} ({route})" for route, seen in read.items())
+        for name in both
+        if completion[name] != chat[name]
+    }
+    fields = {**completion, **chat, **other}
+    return {name: must for name, must in fields.items() if not name.startswith("messages[")}
 
 
 def proofs(root: Path = ROOT) -> dict[str, list[Proof]]:
@@ -73,7 +118,7 @@ def write() -> None:
     for owner, defaults in options().items():
         lines += [
             f"## {owner}\n",
-            "| option | default | honoured by | refused by |",
+            f"| option | {'value' if owner == HTTP else 'default'} | honoured by | refused by |",
             "|---" * 4 + "|",
         ]
         for name, default in defaults.items():

@@ -25,7 +25,8 @@ def test_every_option_has_a_test() -> None:
     honoured = {name for name, tests in proofs.items() if not all(t.refuses for t in tests)}
     refused = {name for name, tests in proofs.items() if any(t.refuses for t in tests)}
     assert set(NAMES) - honoured == set(), "options without a test that they are honoured"
-    assert set(infer_parameters.options()["Sampling"]) - refused == set()
+    for owner in ("Sampling", infer_parameters.HTTP):
+        assert set(infer_parameters.options()[owner]) - refused == set()
     assert proofs.keys() - set(NAMES) == set(), "markers of options that do not exist"
     assert len(set(NAMES)) == len(NAMES)
 

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from clients import KEY, Running
 
+from dovetail_infer.server import requests
+
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "a", "max_tokens": 2}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
 
@@ -126,23 +128,136 @@ def test_a_wrong_field_of_a_chat_is_named(server, change, param):
         assert error_of(response)["param"] == param
 
 
+@pytest.mark.parameter(
+    "request.model",
+    "request.prompt",
+    "request.max_tokens",
+    "request.n",
+    "request.stop",
+    "request.stop_token_ids",
+    "request.seed",
+    "request.temperature",
+    "request.top_p",
+    "request.top_k",
+    "request.min_p",
+    "request.frequency_penalty",
+    "request.presence_penalty",
+    "request.repetition_penalty",
+    "request.min_tokens",
+    "request.ignore_eos",
+    "request.skip_special_tokens",
+    "request.cache_salt",
+    "request.logit_bias",
+    "request.logprobs",
+    "request.echo",
+    "request.stream",
+    "request.stream_options",
+    "request.stream_options.include_usage",
+    "request.stream_options.include_obfuscation",
+    "request.user",
+    "request.safety_identifier",
+    "request.prompt_cache_key",
+    "request.prompt_cache_retention",
+    "request.service_tier",
+    "request.suffix",
+    "request.best_of",
+    refuses=True,
+)
+def test_another_type_is_refused_in_each_field_of_a_completion(server, request):
+    _refuses_each(server, request, "/v1/completions", COMPLETION)
+
+
+@pytest.mark.parameter(
+    "request.messages",
+    "request.max_completion_tokens",
+    "request.logprobs",
+    "request.top_logprobs",
+    "request.tools",
+    "request.tool_choice",
+    "request.parallel_tool_calls",
+    "request.chat_template_kwargs",
+    "request.reasoning_effort",
+    "request.response_format",
+    "request.functions",
+    "request.function_call",
+    "request.modalities",
+    "request.audio",
+    "request.prediction",
+    "request.web_search_options",
+    "request.verbosity",
+    "request.store",
+    "request.metadata",
+    refuses=True,
+)
+def test_another_type_is_refused_in_each_field_of_a_chat(server, request):
+    _refuses_each(server, request, "/v1/chat/completions", CHAT)
+
+
+def _refuses_each(server: Running, request: pytest.FixtureRequest, path: str, body: Any) -> None:
+    with httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, base_url=server.url) as client:
+        for marked in request.node.get_closest_marker("parameter").args:
+            name = marked.removeprefix("request.")
+            outer, _, inner = name.partition(".")
+            wrong = [] if requests.OPTIONS.get(outer) == "a number" else 7.5
+            change = {"stream": bool(inner), outer: {inner: wrong} if inner else wrong}
+            response = client.post(path, json={**body, **change})
+            assert response.status_code == 400, name
+            assert error_of(response)["param"] == name
+
+
+@pytest.mark.parameter(
+    "request.tool_choice",
+    "request.parallel_tool_calls",
+    "request.response_format",
+    "request.functions",
+    "request.function_call",
+    "request.modalities",
+    "request.audio",
+    "request.prediction",
+    "request.web_search_options",
+    "request.verbosity",
+    "request.store",
+    "request.metadata",
+    "request.service_tier",
+    "request.user",
+    "request.safety_identifier",
+    "request.prompt_cache_key",
+    "request.prompt_cache_retention",
+    "request.suffix",
+    "request.best_of",
+    "request.stream_options.include_obfuscation",
+)
 def test_fields_that_ask_for_what_happens_anyway_are_taken(server):
-    neutral = {
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-        "modalities": ["text"],
-        "store": False,
-        "metadata": {},
+    both = {
         "service_tier": "auto",
         "user": "a",
+        "safety_identifier": "a",
+        "prompt_cache_key": "a",
+        "prompt_cache_retention": "24h",
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
         "n": None,
         "stop": None,
+    }
+    chat = {
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": False,
+        "response_format": {"type": "text"},
+        "functions": [],
+        "function_call": "none",
+        "modalities": ["text"],
+        "audio": None,
+        "prediction": None,
+        "web_search_options": None,
+        "verbosity": "medium",
+        "store": False,
+        "metadata": {},
         "max_tokens": 2,
     }
-    assert post(server, "/v1/chat/completions", json={**CHAT, **neutral}).status_code == 200
-    neutral = {"suffix": "", "best_of": 1, "user": "a", "top_k": -1}
-    assert post(server, "/v1/completions", json={**COMPLETION, **neutral}).status_code == 200
+    assert post(server, "/v1/chat/completions", json={**CHAT, **both, **chat}).status_code == 200
+    own = {"suffix": "", "best_of": 1, "top_k": -1}
+    assert post(server, "/v1/completions", json={**COMPLETION, **both, **own}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions/", "//absent"])

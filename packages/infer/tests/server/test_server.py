@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import engines
 import httpx
-import numpy as np
 import openai
 import pytest
 from clients import KEY, Running, chat_ids
 
 from dovetail_infer import QueueFull, Sampling, fold_seed
-from dovetail_infer.testing import ByteTokenizer
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 8}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -35,6 +32,7 @@ def text_of(chunks: Iterable[Any], index: int = 0) -> str:
 
 
 @pytest.mark.capability("completions over HTTP")
+@pytest.mark.parameter("request.model", "request.prompt", "request.max_tokens")
 def test_a_completion_is_the_engines(server, client):
     answer = client.completions.create(prompt="Hello", **GREEDY)
     (own,) = server.engine.generate(["Hello"], Sampling(max_tokens=8, temperature=0))
@@ -58,6 +56,7 @@ def test_prompts_are_texts_or_ids_alone_or_several(client):
     assert [c.text for c in lists.choices] == [c.text for c in several.choices]
 
 
+@pytest.mark.parameter("request.n", "request.seed", "request.ignore_eos")
 def test_choices_have_the_seeds_of_sample(server, client):
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 6}
     answer = client.completions.create(
@@ -77,6 +76,9 @@ def test_choices_have_the_seeds_of_sample(server, client):
 
 
 @pytest.mark.capability("streams over HTTP")
+@pytest.mark.parameter(
+    "request.stream", "request.stream_options", "request.stream_options.include_usage"
+)
 def test_a_stream_is_the_whole_answer(client):
     whole = client.completions.create(prompt=["Hello", "ab"], n=2, seed=3, **GREEDY)
     chunks = list(
@@ -104,8 +106,10 @@ def test_a_stream_is_the_whole_answer(client):
 
 
 @pytest.mark.capability("chats over HTTP")
+@pytest.mark.parameter("request.messages", "request.max_completion_tokens")
 def test_a_chat_has_the_ids_of_its_template(server, client):
-    answer = client.chat.completions.create(messages=HELLO, **GREEDY)
+    options = {"model": "tiny", "temperature": 0, "max_completion_tokens": 8}
+    answer = client.chat.completions.create(messages=HELLO, **options)
     (own,) = server.engine.generate([chat_ids(HELLO)], Sampling(max_tokens=8, temperature=0))
     assert answer.choices[0].message.content == own.text
     assert answer.choices[0].message.role == "assistant"
@@ -131,39 +135,6 @@ def test_a_chat_without_max_tokens_uses_the_room(server, client):
     assert answer.choices[0].finish_reason == "length"
 
 
-@pytest.mark.thorough("programs with log-probabilities of prompts")
-def test_logprobs_of_a_completion_are_the_models(client):
-    model = engines.byte_decoder()
-    ids = [256, *b"Hello"]
-    answer = client.completions.create(prompt=ids, logprobs=2, echo=True, **GREEDY)
-    given = answer.choices[0].logprobs
-    drawn = engines.greedy(model, ids, 8)[: len(given.tokens) - len(ids)]
-    tokens = [*ids, *drawn]
-    own = engines.logprobs(model, tokens)
-    assert given.token_logprobs[0] is None
-    expected = [own[i, token] for i, token in enumerate(tokens[1:])]
-    # Float32 on both sides, over a vocabulary of 258.
-    np.testing.assert_allclose(given.token_logprobs[1:], expected, atol=1e-4)
-    assert given.tokens[: len(ids)] == ["<|bos|>", *"Hello"]
-    for i in range(len(tokens) - 1):
-        best = np.sort(own[i])[::-1][:2]
-        # Texts of several tokens may be one, so there may be fewer keys.
-        assert abs(max(given.top_logprobs[i + 1].values()) - best[0]) < 1e-4
-    assert answer.choices[0].text == ByteTokenizer().decode(tokens)
-    # The name of bos is a token's text, and no part of the answer's.
-    offsets = np.cumsum([0, *map(len, given.tokens)])[:-1]
-    assert given.text_offset == offsets.tolist()
-
-
-def test_places_of_streamed_tokens_are_those_of_the_whole(client):
-    options = {"prompt": "Hello", "logprobs": 1, **GREEDY}
-    whole = client.completions.create(**options).choices[0].logprobs
-    pieces = [c.choices[0].logprobs for c in client.completions.create(stream=True, **options)]
-    joined = [place for piece in pieces if piece is not None for place in piece.text_offset]
-    assert joined == whole.text_offset
-    assert len(set(joined)) > 1
-
-
 def test_cached_tokens_of_a_prompt_count_once(client):
     ids = [256, *b"a prompt of five pages"]
     for _ in range(2):
@@ -171,34 +142,32 @@ def test_cached_tokens_of_a_prompt_count_once(client):
     assert 0 < answer.usage.prompt_tokens_details.cached_tokens <= len(ids)
 
 
-@pytest.mark.thorough("programs with log-probabilities of prompts")
-def test_max_tokens_0_scores_a_prompt(client):
-    ids = [256, *b"Hello"]
-    answer = client.completions.create(
-        model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=1
-    )
-    assert answer.choices[0].text == "Hello"
-    assert len(answer.choices[0].logprobs.tokens) == len(ids)
-    assert answer.usage.completion_tokens == 0
+@pytest.mark.parameter("request.cache_salt")
+def test_a_salt_shares_cached_tokens_with_its_own_requests(client):
+    ids = [256, *b"another prompt of some pages"]
+
+    def cached(salt: str) -> int:
+        options = {**GREEDY, "extra_body": {"cache_salt": salt}}
+        answer = client.completions.create(prompt=ids, **options)
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert [cached(salt) > 0 for salt in ("a", "b", "a")] == [False, False, True]
 
 
-@pytest.mark.costly("its steps return the likeliest tokens, by programs of their own")
-def test_logprobs_of_a_chat(client):
-    answer = client.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=3, **GREEDY)
-    own = engines.logprobs(engines.byte_decoder(), chat_ids(HELLO))[-1]
-    first = answer.choices[0].logprobs.content[0]
-    assert abs(first.logprob - own.max()) < 1e-4
-    best = np.sort(own)[::-1][:3]
-    np.testing.assert_allclose([t.logprob for t in first.top_logprobs], best, atol=1e-4)
-    assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
-    stream = client.chat.completions.create(
-        messages=HELLO, logprobs=True, top_logprobs=3, stream=True, **GREEDY
-    )
-    pieces = [c.choices[0].logprobs for c in stream]
-    joined = [token for piece in pieces if piece is not None for token in piece.content]
-    assert joined == answer.choices[0].logprobs.content
-
-
+@pytest.mark.parameter(
+    "request.temperature",
+    "request.top_p",
+    "request.top_k",
+    "request.min_p",
+    "request.frequency_penalty",
+    "request.presence_penalty",
+    "request.repetition_penalty",
+    "request.min_tokens",
+    "request.seed",
+    "request.stop",
+    "request.stop_token_ids",
+    "request.logit_bias",
+)
 def test_options_reach_the_engine(server, client):
     body = {
         "top_k": 5,

@@ -128,6 +128,7 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.capability("calls of tools and reasoning over HTTP")
 @pytest.mark.costly("programs of a planted model")
+@pytest.mark.parameter("request.tools", "request.tool_choice")
 def test_an_answer_has_its_calls_and_its_reasoning(talk):
     talk.plant(ANSWER)
     choice = ask(talk).choices[0]
@@ -228,6 +229,7 @@ def test_reasoning_begins_in_the_prompt(talk):
     assert (message.reasoning, message.content) == ("hm", "yes")
 
 
+@pytest.mark.parameter("request.skip_special_tokens")
 def test_special_tokens_are_in_no_content(talk):
     talk.plant("a<tool_", end=256)  # then eos, again and again
     options = {"max_tokens": 12, "extra_body": {"ignore_eos": True}}
@@ -252,6 +254,7 @@ def test_log_probabilities_are_of_all_tokens(talk):
     assert [t for piece in pieces if piece is not None for t in piece.content] == tokens
 
 
+@pytest.mark.parameter("request.chat_template_kwargs", "request.reasoning_effort")
 def test_variables_reach_the_template(talk):
     talk.plant("a")
     body = {"chat_template_kwargs": {"enable_thinking": False, "x": None}}
@@ -293,6 +296,14 @@ def called(**change: Any) -> Any:
         ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
         ({"chat_template_kwargs": {"unknown": 1}}, "chat_template_kwargs"),
     ],
+)
+@pytest.mark.parameter(
+    "request.tools",
+    "request.tool_choice",
+    "request.parallel_tool_calls",
+    "request.chat_template_kwargs",
+    "request.reasoning_effort",
+    refuses=True,
 )
 def test_a_wrong_field_is_named(talk, change, param):
     with pytest.raises(openai.BadRequestError) as caught:

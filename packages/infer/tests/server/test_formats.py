@@ -240,6 +240,22 @@ def test_whole_calls_are_those_that_a_regular_expression_sees():
             "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
             message("", [("f", "{}")]),
         ),
+        (
+            "hermes",
+            '<tool_call>{"arguments": {"a": "\\\\\\"}"}, "name": "f"}</tool_call>',
+            message("", [("f", '{"a": "\\\\\\"}"}')]),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"a": "\\\\"}}</tool_call>b',
+            message("b", [("f", '{"a": "\\\\"}')]),
+        ),
+        # White space behind the last call is no content.
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n ',
+            message("", [("f", "{}")]),
+        ),
         # Cut by max_tokens: what came.
         ("hermes", '<tool_call>{"name": "f", "argu', None),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a', message("", [("f", '{"a')])),
@@ -251,7 +267,8 @@ def test_whole_calls_are_those_that_a_regular_expression_sees():
 )
 def test_edges_of_formats(kind, answer, expected):
     expected = message(answer) if expected is None else expected
-    assert read(DIALECTS[kind], [answer]) == expected
+    for i in range(len(answer)):
+        assert read(DIALECTS[kind], [answer[:i], answer[i:]]) == expected
     assert read(DIALECTS[kind], answer) == expected
 
 
@@ -275,6 +292,13 @@ def test_reasoning_may_be_opened_by_the_prompt():
 def test_special_tokens_are_kept_on_request():
     dialect = DIALECTS["hermes"]
     assert read(dialect, "a<|eos|>", shows_specials=True) == message("a<|eos|>")
+
+
+def test_marks_may_be_special_tokens():
+    answer = written("hermes", [("f", "{}")], "", "<tool_response>")
+    specials = ("<tool_call>", "</tool_call>", "<tool_response>")
+    dialect = Dialect(tools="hermes", specials=specials)
+    assert read(dialect, [answer]) == message("", [("f", "{}")])
 
 
 def test_ids_of_calls_are_unique_and_as_templates_demand():

@@ -191,6 +191,25 @@ def test_the_answer_goes_back_with_the_results(talk):
         assert talk.messages[0][2]["tool_call_id"] == calls[0].id
 
 
+def test_reasoning_goes_back_by_either_name(talk):
+    talk.plant("a")
+    for name in ("reasoning", "reasoning_content"):
+        said = {"role": "assistant", "content": "b", name: "hm"}
+        ask(talk, messages=[*ASK, said, *ASK])
+        assert talk.messages[0][1] == {
+            "role": "assistant",
+            "content": "b",
+            "reasoning_content": "hm",
+        }
+
+
+def test_each_choice_has_its_own_calls(talk):
+    talk.plant(ANSWER)
+    choices = ask(talk, n=2).choices
+    assert [len(choice.message.tool_calls) for choice in choices] == [2, 2]
+    assert len({call.id for choice in choices for call in choice.message.tool_calls}) == 4
+
+
 def test_content_is_null_beside_calls_alone(talk):
     talk.plant('<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>')
     assert ask(talk).choices[0].message.content is None

@@ -148,7 +148,7 @@ class Answering:
         opened = self._dialect.opened(self._tokenizer, ids)
         shows = not request.sampling.skip_special_tokens
         turns = [
-            self._dialect.turn(request.callable, opened=opened, shows_specials=shows)
+            self._dialect.turn(request.names, opened=opened, shows_specials=shows)
             for _ in range(request.n)
         ]
         return [turn for turn in turns if turn is not None] or None

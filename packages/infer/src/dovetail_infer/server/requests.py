@@ -70,7 +70,7 @@ class Request:
         prompts: Texts or token ids, of a completion.
         messages: Of a chat completion, in the form of OpenAI's API.
         tools: On offer, in the same form.
-        callable: Names of the tools whose calls are read.
+        names: Of the tools whose calls are read.
         variables: Variables of the chat template.
         sampling: Options; `max_tokens` is 1 if none was given, see `max_tokens`.
         max_tokens: The field: None without it, 0 for no new token.
@@ -85,7 +85,7 @@ class Request:
     prompts: list[Any] = dataclasses.field(default_factory=list)
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     tools: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    callable: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     sampling: Sampling
     max_tokens: int | None
@@ -162,7 +162,7 @@ def chat(body: Any, *, models: Models, defaults: Sampling) -> Request:
         model=model,
         messages=messages(fields),
         tools=offered,
-        callable=tools.take_choice(fields, offered),
+        names=tools.take_choice(fields, offered),
         variables=tools.take_variables(fields),
         logprobs=logprobs,
         max_tokens=max_tokens,

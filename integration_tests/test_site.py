@@ -38,7 +38,8 @@ NAME = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\(([^`]*)\))?`")
 # `dovetail quantize --bits`, or options alone, which are those of the page's command
 COMMAND = re.compile(r"`dovetail ([a-z]+(?: [a-z]+)?)((?: --[a-z-]+)*)`")
 OPTIONS = re.compile(r"`(--[a-z-]+(?: --[a-z-]+)*)`")
-COMMANDS = {"servers": "serve"}  # of the options that stand alone on a page, if not pretrain
+# Of the options that stand alone on a page, if not pretrain.
+COMMANDS = dict.fromkeys(("openai", "servers", "vllm"), "serve")
 COLUMNS = 88  # of code that the widest page shows without scrolling
 _HIDDEN = 7
 PEERS = {"optax": "optax", "jax": "jax", "nnx": "flax.nnx"}

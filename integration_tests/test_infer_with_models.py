@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every decoder family in the executor of dovetail-infer, against a float64 forward."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ from flax import nnx
 
 import dovetail_kernels
 import dovetail_models as models
+import forced_devices
+import warm_start
 from dovetail_infer import Engine, Sampling, reference
 from dovetail_infer.schedule.plan import Group, Limits
 from dovetail_infer.step.executor import Executor
@@ -224,3 +229,15 @@ def test_learned_positions_end_at_the_boundary():
     discover(model, max_length=LIMIT)
     with pytest.raises(ValueError, match=r"max_length=41.* Use a smaller max_length"):
         discover(model, max_length=LIMIT + 1)
+
+
+@pytest.mark.thorough
+def test_an_engine_inside_of_a_mesh_has_the_ids_of_one_outside(tmp_path):
+    """Loaded and built under `jax.set_mesh`, of either kind of axes, on eight devices."""
+    program = Path(__file__).parent / "programs" / "engine_in_mesh.py"
+    done = warm_start.run([program, tmp_path / "model"], env=forced_devices.environment(8))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    outside = found.pop("outside")
+    assert len(found) == 4
+    assert all(ids == outside for ids in found.values()), found

@@ -21,6 +21,17 @@ def mesh(**axes):
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=kinds)
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_model_by_shapes_inside_of_a_mesh_is_that_of_outside(kind):
+    outside = nnx.state(abstract(CONFIG))
+    within = jax.make_mesh((1,), ("tensor",), axis_types=(kind,), devices=jax.devices()[:1])
+    with jax.set_mesh(within):
+        inside, placed = abstract(CONFIG), abstract(CONFIG, mesh=within)
+    assert jax.tree.leaves(nnx.state(inside)) == jax.tree.leaves(outside)
+    places = jax.tree.leaves(shardings(inside, within))
+    assert [leaf.sharding for leaf in jax.tree.leaves(nnx.state(placed, nnx.Param))] == places
+
+
 def specs(config, mesh, **options):
     model = abstract(config)
     state = shardings(model, mesh, **options)

@@ -34,15 +34,21 @@ def build(config: AnyConfig, *, rngs: nnx.Rngs) -> AnyModel:
 def outline(config: AnyConfig, *, rules: Rules | None = None) -> Any:
     """Returns the model of `config` with a float32 `jax.ShapeDtypeStruct` for each parameter."""
     if isinstance(config, DualConfig):
-        return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))).configure(rules=rules)
+        return _traced(config).configure(rules=rules)
     # Tracing a layer takes 25 ms and copying it one, so each kind is traced once.
     kinds = tuple(dict.fromkeys(config.layers))
     few = dataclasses.replace(config, layers=kinds)
-    model: Any = nnx.eval_shape(lambda: build(few, rngs=nnx.Rngs(0)))
+    model = _traced(few)
     blocks = dict(zip(kinds, model.layers, strict=True))
     model.layers = nnx.List(nnx.clone(blocks[layer]) for layer in config.layers)
     model.config = config
     return model.configure(rules=rules)
+
+
+def _traced(config: AnyConfig) -> Any:
+    # Under a mesh of Auto axes, Flax reads the logical names of parameters as axes of that mesh.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0)))
 
 
 def place_on(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules | None) -> None:

@@ -58,11 +58,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> tuple[int, str]:
     """Serves until a signal. Returns the exit code and no output."""
     check_repository(Path(args.path))
-    if (args.tls_certificate is None) != (args.tls_key is None):
-        raise ValueError(
-            "TLS must have a certificate and its key, got one of them; type --tls-certificate FILE "
-            "--tls-key FILE"
-        )
+    tls = tls_of(args)
     server = Server(
         args.path,
         versions=versions_of(args.versions),
@@ -101,13 +97,23 @@ def run(args: argparse.Namespace) -> tuple[int, str]:
         grpc=args.grpc,
         max_body=args.max_body,
         token=token,
-        tls=None if args.tls_key is None else (args.tls_certificate, args.tls_key),
+        tls=tls,
         control=args.control,
         access_log=args.access_log,
         grace_s=args.grace_s,
     )
     _end_if_busy()
     return DONE, ""
+
+
+def tls_of(args: argparse.Namespace) -> tuple[str, str] | None:
+    """Returns the files of --tls-certificate and --tls-key. ValueError: one is missing."""
+    if (args.tls_certificate is None) != (args.tls_key is None):
+        raise ValueError(
+            "TLS must have a certificate and its key, got one of them; type --tls-certificate FILE "
+            "--tls-key FILE"
+        )
+    return None if args.tls_key is None else (args.tls_certificate, args.tls_key)
 
 
 def raise_descriptor_limit() -> None:

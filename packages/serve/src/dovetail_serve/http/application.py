@@ -6,6 +6,8 @@ import hmac
 import logging
 import time
 
+import orjson
+
 from dovetail_serve.errors import RequestError
 from dovetail_serve.http.access import LOGGER, AccessLog, RequestIds, log_access, log_refusal
 from dovetail_serve.http.exchange import (
@@ -66,16 +68,18 @@ class Application:
     def _is_draining(self) -> bool:
         return self.draining
 
-    def refused(self, status: int, client: str) -> None:
-        """Counts and logs a request that its connection refused before it was read.
+    def refuse(self, status: int, sentence: str, client: str) -> bytes:
+        """Counts and logs a request that its connection refused. Returns the body of the answer.
 
         Args:
             status: Status of the answer.
+            sentence: Its message.
             client: The client's address.
         """
         self._stages.responded(status)
         if self._access_log is not None and LOGGER.isEnabledFor(logging.INFO):
             log_refusal(self._access_log, self._ids.choose(None), client, status)
+        return orjson.dumps({"error": sentence})
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers one request, or takes part in the life of the program around it."""

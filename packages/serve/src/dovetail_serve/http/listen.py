@@ -90,7 +90,7 @@ async def listen(
     chain, key = tls or (None, None)
     config = uvicorn.Config(
         application,  # type: ignore[arg-type]
-        http=limited(limits, application.refused),
+        http=limited(limits, application.refuse),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -18,7 +18,6 @@ for a while (RFC 9112, section 9.6).
 """
 
 import asyncio
-import json
 import socket
 import struct
 import sys
@@ -51,8 +50,9 @@ class LimitedProtocol(HttpToolsProtocol):
     # Connections that wait for their clients to read a refusal.
     lingering: ClassVar[set["LimitedProtocol"]] = set()
     places: ClassVar[Places]
-    # Called with the status of a refusal and the client's address.
-    refused: ClassVar[Callable[[int, str], None]]
+    # As for `limited`.
+    refuse: ClassVar[Callable[[int, str, str], bytes]]
+    is_probe: ClassVar[Callable[[bytes], bool]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,7 +132,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._phase, self._head_count = _BODY, len(self.headers)
         self._refusal = self._check_head()
         has_place = self._refusal is None and self.places.find(self)
-        if self._refusal is None and not has_place and not is_probe(self.url):
+        if self._refusal is None and not has_place and not type(self).is_probe(self.url):
             self._refusal = (503, too_many(self.limits.connections))
         if self._refusal is not None:
             self._phase = _HEAD
@@ -317,12 +317,11 @@ class LimitedProtocol(HttpToolsProtocol):
         )
 
     def _close_with(self, status: int, sentence: str) -> None:
-        body = json.dumps({"error": sentence}).encode()
+        self._closing = True
+        body = type(self).refuse(status, sentence, self.client[0] if self.client else "-")
         retry = b"retry-after: 1\r\n" if status == 503 else b""
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: {len(body)}\r\n"
         fields = b"content-type: application/json\r\nconnection: close\r\n\r\n"
-        self._closing = True
-        type(self).refused(status, self.client[0] if self.client else "-")
         self.transport.write(head.encode() + retry + fields + body)
         self._linger()
 
@@ -366,18 +365,25 @@ class LimitedProtocol(HttpToolsProtocol):
         self.send_400_response("")
 
 
-def limited(limits: Limits, refused: Callable[[int, str], None]) -> type[LimitedProtocol]:
+def limited(
+    limits: Limits,
+    refuse: Callable[[int, str, str], bytes],
+    is_probe: Callable[[bytes], bool] = is_probe,
+) -> type[LimitedProtocol]:
     """Returns the protocol class of a server.
 
     Args:
         limits: Its limits.
-        refused: Called for each refusal, which no application sees: its status and the client's
-            address.
+        refuse: Called for each refusal, which no application sees: its status, its sentence and the
+            client's address. Returns the body of the answer, JSON.
+        is_probe: Returns whether the target of a request asks for health, which has no limit of
+            connections.
     """
     members = {
         "limits": limits,
         "lingering": set(),
         "places": Places(limits.connections),
-        "refused": staticmethod(refused),
+        "refuse": staticmethod(refuse),
+        "is_probe": staticmethod(is_probe),
     }
     return type("LimitedProtocol", (LimitedProtocol,), members)

@@ -9,7 +9,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -171,8 +170,7 @@ class Engine:
         Returns:
             The compiled programs.
         """
-        executor = self._executor
-        return self._loop.call(executor.compile if wait else executor.compile_few)
+        return self._loop.call(self._executor.compile if wait else self._executor.compile_few)
 
     @_elsewhere.generate
     def generate(
@@ -379,6 +377,10 @@ class Engine:
         """Goes on after `pause` or `sleep`."""
         self._loop.call(self._steps.resume)
 
+    def admit(self) -> None:
+        """Raises what a stream would raise now: `QueueFull`, or the error of a closed engine."""
+        self._loop.admit()
+
     def stats(self) -> Stats:
         """Returns counters, and the present numbers of requests and pages."""
         return self._loop.stats()
@@ -391,10 +393,5 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -20,15 +20,15 @@ def start() -> Iterator[Callable[..., Running]]:
     servers: list[Running] = []
 
     def make(**options: Any) -> Running:
-        of_app = {name: options.pop(name) for name in ("max_body", "defaults") if name in options}
+        names = ("api_keys", "max_body", "defaults", "limits", "access_log")
+        of_app = {name: options.pop(name) for name in names if name in options}
         engine = engines.text_engine(**options)
         application = app(
             engine,
             name="tiny",
             tokenizer=ByteTokenizer(),
             chat=chat_ids,
-            api_keys=["sk-another", KEY],
-            **of_app,
+            **{"api_keys": ["sk-another", KEY], **of_app},
         )
         servers.append(Running(engine, application))
         return servers[-1]

@@ -76,6 +76,13 @@ class Loop:
             self._submitted.extend(requests)
             self._state.notify_all()
 
+    def admit(self) -> None:
+        """Raises what `submit` of one stream would raise."""
+        with self._state:
+            self._check_open()
+            if self._queued[True] >= self._max_queue:
+                raise self._queue_full(1, self._queued[True] + 1 - self._max_queue)
+
     def abort(self, request_ids: list[int]) -> None:
         """Ends requests with `finish_reason="abort"`, after the present step."""
 

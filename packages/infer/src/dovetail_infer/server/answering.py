@@ -21,6 +21,7 @@ from dovetail_infer.run.prompts import prompt_ids
 from dovetail_infer.run.stream import Streams
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.server import requests, tools
+from dovetail_infer.server.access import VISIT, Visit
 from dovetail_infer.server.answers import Answer, Chats, Completions
 from dovetail_infer.server.errors import ApiError, of_completion, of_engine
 from dovetail_infer.server.exchange import EventStream, read_json, unless_gone
@@ -221,7 +222,6 @@ class Answering:
         param: str,
     ) -> Response:
         """Runs a checked request, and returns its answer or its stream."""
-        began = time.monotonic()
         answer = form(
             request=request, prompts=prompts, model=request.model, tokenizer=self._tokenizer
         )
@@ -234,11 +234,14 @@ class Answering:
             raise
         except (RuntimeError, TypeError, ValueError) as error:
             raise of_engine(error, names) from error
+        visit: Visit = http.scope[VISIT]
+        visit.model = answer.model
+        visit.spend(prompt=sum(map(len, prompts)))
         if request.stream:
-            events = self._events(answer, streams, began)
+            events = self._events(answer, streams, visit)
             return EventStream(events, {}, close=lambda: streams.__aexit__(None, None, None))
         try:
-            completions = await unless_gone(http.receive, _completions(streams))
+            completions = await unless_gone(http.receive, _completions(streams, visit))
         finally:
             await streams.__aexit__(None, None, None)
         for error in filter(None, map(of_completion, completions)):
@@ -276,7 +279,7 @@ class Answering:
         )
 
     async def _events(
-        self, answer: Answer, streams: Streams, began: float
+        self, answer: Answer, streams: Streams, visit: Visit
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a stream."""
         done: dict[int, Completion] = {}
@@ -285,8 +288,9 @@ class Answering:
             if (chunk := answer.first(index)) is not None:
                 yield chunk
         async for index, piece in streams:
+            visit.take(piece)
             if isinstance(piece, Tokens):
-                self._time(before, index, began)
+                self._time(before, index, visit.began)
             elif error := of_completion(piece):
                 raise error
             else:
@@ -305,9 +309,13 @@ class Answering:
         before[index] = now
 
 
-async def _completions(streams: Streams) -> list[Completion]:
+async def _completions(streams: Streams, visit: Visit) -> list[Completion]:
     """Returns all completions, by index."""
-    done = {i: piece async for i, piece in streams if isinstance(piece, Completion)}
+    done: dict[int, Completion] = {}
+    async for index, piece in streams:
+        visit.take(piece)
+        if isinstance(piece, Completion):
+            done[index] = piece
     return [done[i] for i in sorted(done)]
 
 

@@ -1,14 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`Application`: the routes of a server, with keys, ids of requests and answers to errors."""
+"""`Application`: the routes of a server, with keys, limits, a log and answers to errors."""
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,14 +21,17 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dovetail_infer.engine import Engine
 from dovetail_infer.server import page
+from dovetail_infer.server.access import VISIT, Visit
 from dovetail_infer.server.answering import Answering, json_response
-from dovetail_infer.server.errors import ApiError, failed, stopping
+from dovetail_infer.server.errors import ApiError, failed, of_engine, stopping
 from dovetail_infer.server.exchange import Disconnected
+from dovetail_infer.server.limits import Account, KeyLimits, account_of
 from dovetail_infer.server.metrics import CONTENT_TYPE
 
 _log = logging.getLogger("dovetail_infer.server")
 # Open without a key: probes of an orchestrator carry none, and the page asks a person for one.
 _OPEN = frozenset({"/", "/health", "/ready"})
+_METERED = frozenset({"/v1/completions", "/v1/chat/completions"})  # those that run the model
 
 
 class Application:
@@ -35,15 +41,27 @@ class Application:
         engine: The engine.
         answering: The routes with a body.
         api_keys: Keys, or () for none.
+        limits: Limits of each key.
+        access_log: Called with the entry of each request, or None.
 
     Attributes:
         draining: New requests are refused with 503.
+        running: Number of requests without a whole answer.
     """
 
-    def __init__(self, engine: Engine, answering: Answering, *, api_keys: Sequence[str]) -> None:
-        self.draining = False
+    def __init__(
+        self,
+        engine: Engine,
+        answering: Answering,
+        *,
+        api_keys: Sequence[str],
+        limits: KeyLimits,
+        access_log: Callable[[dict[str, Any]], object] | None,
+    ) -> None:
+        self.draining, self.running = False, 0
         self._engine, self._models = engine, answering.models
-        self._keys = [key.encode() for key in api_keys]
+        self._accounts = [Account(key, limits, time.monotonic()) for key in api_keys or ("",)]
+        self._access_log = access_log
         self._metrics = answering.metrics
         routes = {
             ("GET", "/"): page.show,
@@ -74,9 +92,37 @@ class Application:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
-            await self._routes(scope, receive, send)
+            await self._visit(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+    def refuse(self, status: int, message: str) -> bytes:
+        """Notes a request that its connection refused. Returns the body of the answer."""
+        visit = Visit(request_id=secrets.token_hex(16), route="", status=status)
+        visit.reasons.add("unavailable" if status == 503 else "malformed")
+        self._metrics.responses.labels("", str(status)).inc()
+        self._count(visit)
+        return orjson.dumps(ApiError(message, status=status).body())
+
+    async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = _request_id(Request(scope))
+        visit = scope[VISIT] = Visit(request_id=request_id, route=scope["path"][:128])
+        self.running += 1
+        try:
+            await self._routes(scope, receive, send)
+        except asyncio.CancelledError:
+            visit.reasons.add("shutdown")
+            raise
+        finally:
+            self.running -= 1
+            self._count(visit)
+
+    def _count(self, visit: Visit) -> None:
+        entry = visit.end()
+        if visit.queued_s is not None:
+            self._metrics.queue_s.observe(visit.queued_s)
+        if self._access_log is not None:
+            self._access_log(entry)
 
     def _answering(
         self, path: str, endpoint: Callable[[Request], Awaitable[Response]]
@@ -84,39 +130,52 @@ class Application:
         """Returns an endpoint with a key, an id, and answers to its errors."""
 
         async def answer(request: Request) -> Response:
+            visit: Visit = request.scope[VISIT]
+            visit.route = path
             try:
-                if path not in _OPEN:
-                    self._check_key(request)
-                if self.draining and path not in ("/health", "/ready", "/metrics"):
-                    raise stopping()
+                self._admit(visit, request)
                 response = await endpoint(request)
             except ApiError as error:
-                response = json_response(error.body(), error.status, error.headers)
+                response = self._refuse(visit, error)
             except Disconnected:
+                visit.reasons.add("disconnect")
                 response = Response(status_code=499)  # nobody reads it
             except Exception:
-                _log.exception("a request failed")
-                error = failed()
-                response = json_response(error.body(), 500)
-            response.headers["x-request-id"] = _request_id(request)
+                _log.exception("request %s failed", visit.request_id)
+                response = self._refuse(visit, failed())
+            if visit.account is not None and path in _METERED:
+                response.headers.update(visit.account.headers(time.monotonic()))
+            # A client that waits for 100 Continue sends no body after another answer.
+            if self.draining or (visit.reasons and "expect" in request.headers):
+                response.headers["connection"] = "close"
+            response.headers["x-request-id"] = visit.request_id
+            visit.status = response.status_code
             self._metrics.responses.labels(path, str(response.status_code)).inc()
             return response
 
         return answer
 
-    def _check_key(self, request: Request) -> None:
-        if not self._keys:
-            return
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        # All are compared, in a time that does not depend on how much of one is right.
-        same = [hmac.compare_digest(key.encode("latin-1"), known) for known in self._keys]
-        if scheme.lower() != "bearer" or not any(same):
-            raise ApiError(
-                "a request must have one of the server's keys, got none or another; send the "
-                "header Authorization: Bearer KEY",
-                status=401,
-                code="invalid_api_key",
-            )
+    def _admit(self, visit: Visit, request: Request) -> None:
+        """Raises ApiError for a request that is refused whatever its body says."""
+        path = visit.route
+        if path not in _OPEN:
+            visit.account = account_of(request.headers.get("authorization", ""), self._accounts)
+        if self.draining and path not in ("/health", "/ready", "/metrics"):
+            raise stopping()
+        if visit.account is not None and path in _METERED:
+            visit.account.begin(time.monotonic())
+            visit.running = True
+            try:
+                self._engine.admit()
+            except RuntimeError as error:
+                raise of_engine(error, ()) from error
+
+    def _refuse(self, visit: Visit, error: ApiError) -> Response:
+        """Notes an error, and returns its answer."""
+        visit.reasons.add(error.code or ("error" if error.status >= 500 else "refused"))
+        key = "" if visit.account is None else visit.account.name
+        self._metrics.refused.labels(key, error.code or "").inc()
+        return json_response(error.body(), error.status, error.headers)
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -126,9 +185,13 @@ class Application:
             message = f"the method of {path} must be {allowed}, got {request.method[:20]}"
         else:
             message = f"the path must be one of {', '.join(self._paths)}, got {path!r}"
-        answer = ApiError(f"{message}; correct it", status=error.status_code)
+        visit: Visit = request.scope[VISIT]
+        visit.status = error.status_code
+        answer = self._refuse(visit, ApiError(f"{message}; correct it", status=error.status_code))
+        answer.headers.update(error.headers or {})
+        answer.headers["x-request-id"] = visit.request_id
         self._metrics.responses.labels("", str(error.status_code)).inc()
-        return json_response(answer.body(), error.status_code, dict(error.headers or {}))
+        return answer
 
     async def _health(self, request: Request) -> Response:
         self._engine.stats()  # the lock of its queue is free

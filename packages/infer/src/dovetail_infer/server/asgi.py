@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dovetail_infer.engine import Engine
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.server.answering import Answering, Chat
 from dovetail_infer.server.application import Application
 from dovetail_infer.server.formats.dialect import Dialect
+from dovetail_infer.server.limits import KeyLimits
 from dovetail_infer.server.models import Adapter, LoadAdapter, Models
 from dovetail_infer.types import Tokenizer
 
@@ -27,6 +29,8 @@ def app(
     load_adapter: LoadAdapter | None = None,
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
+    limits: KeyLimits | None = None,
+    access_log: Callable[[dict[str, Any]], object] | None = None,
 ) -> Application:
     """Returns an ASGI application for clients of OpenAI's API.
 
@@ -48,6 +52,8 @@ def app(
         api_keys: Requests need `Authorization: Bearer KEY` with one of them, except for health,
             readiness and the page, which asks for it. (): no key.
         max_body: Largest body of a request in bytes.
+        limits: Limits of each key. None: no limit.
+        access_log: Called with plain values of each request. It must not block, see `AccessLog`.
 
     Returns:
         The application. Set its `draining` before a shutdown: new requests then get 503.
@@ -87,4 +93,10 @@ def app(
         defaults=Sampling() if defaults is None else defaults,
         max_body=max_body,
     )
-    return Application(engine, answering, api_keys=api_keys)
+    return Application(
+        engine,
+        answering,
+        api_keys=api_keys,
+        limits=KeyLimits() if limits is None else limits,
+        access_log=access_log,
+    )

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from dovetail_infer.server.access import VISIT, Visit
 from dovetail_infer.server.errors import ApiError, failed
 
 _log = logging.getLogger("dovetail_infer.server")
@@ -103,18 +104,26 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **headers})
         del self.headers["content-length"]
-        self._events, self._close = events, close
+        self._events, self._close, self._ended = events, close, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they end or the client goes away."""
+        visit: Visit = scope[VISIT]
+
+        async def noted() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not self._ended:
+                visit.reasons.add("disconnect")
+            return message
+
         try:
             with contextlib.suppress(Disconnected):
-                await unless_gone(receive, self._send(send))
+                await unless_gone(noted, self._send(send, visit))
         finally:
             await self._events.aclose()
             await self._close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, visit: Visit) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         try:
@@ -122,10 +131,13 @@ class EventStream(Response):
                 await send(_body(orjson.dumps(event)))
             await send(_body(b"[DONE]"))
         except ApiError as error:
+            visit.reasons.add(error.code or "error")
             await send(_body(orjson.dumps(error.body())))
         except Exception:  # the response has begun: its status cannot say so any more
             _log.exception("a stream failed")
+            visit.reasons.add("error")
             await send(_body(orjson.dumps(failed().body())))
+        self._ended = True  # servers tell of a client's end after each answer
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -25,6 +25,8 @@ class Metrics:
         responses: Responses by route and status; 499 for a client gone before.
         first_token_s: Seconds from a request to the first piece of its answer.
         between_tokens_s: Seconds between two pieces of one choice of a stream.
+        queue_s: Seconds of a request in the queue: the longest of its choices.
+        refused: Requests that got an error for an answer, by key and code.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,6 +51,15 @@ class Metrics:
             buckets=_SECONDS,
             **to,
         )
+        self.queue_s = Histogram(
+            "queue_seconds", "Time of a request in the queue.", buckets=_SECONDS, **to
+        )
+        self.refused = Counter(
+            "refused_requests",
+            "Refused requests by the first digits of their key's SHA-256, and by code.",
+            ["key", "code"],
+            **to,
+        )
 
     def exposition(self) -> bytes:
         """Returns all metrics in the text format."""
@@ -67,7 +78,9 @@ class _Engine(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
         yield from map(_gauge, *zip(*_gauges(stats), strict=True))
-        for name, text, value in _counters(stats):
+        weights = stats.steps * self._engine.fit.weights_bytes
+        read = ("weight_bytes", "Bytes of weights that steps have read.", weights)
+        for name, text, value in [*_counters(stats), read]:
             yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=value)
         pages = GaugeMetricFamily(
             f"{_PREFIX}_pages", "Pages of the cache by window and use.", labels=["window", "use"]
@@ -94,6 +107,7 @@ def _gauges(stats: Stats) -> list[tuple[str, str, int | float]]:
         ("waiting_requests", "Requests in the queue.", stats.waiting),
         ("running_requests", "Requests with a place in the steps.", stats.running),
         ("weights_version", "Version of the weights.", stats.version),
+        ("compiled_programs", "Programs that are compiled.", stats.compiled),
     ]
 
 

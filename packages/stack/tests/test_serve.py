@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `dovetail serve`: the library's own action, and a language model."""
 
+import contextlib
 import datetime
+import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -66,6 +70,13 @@ def test_what_a_path_holds_decides(tmp_path, source):
             ["--api", "bundles", "--adapter-rank", "4"],
             "--adapter-rank must be left out",
         ),
+        (["--key-requests", "0"], "got --key-requests 0"),
+        (["--key-tokens", "-1"], "got --key-tokens -1"),
+        (["--tls-key", "absent.pem"], "type --tls-certificate FILE"),
+        (["--tls-key", "a.pem", "--tls-certificate", "absent.pem"], "absent.pem"),
+        (["--access-log-file", "absent/log"], "absent/log"),
+        (["--access-log", "json"], "--access-log must be left out for a language model"),
+        (["--api", "bundles", "--key-tokens", "4"], "--key-tokens must be left out for bundles"),
     ],
 )
 def test_an_option_of_the_other_server_is_refused(capsys, source, option, other):
@@ -246,3 +257,83 @@ def test_adapters_are_served_by_name_and_change_over_http(talker, tmp_path, forw
         said += server.stderr.readlines()
     places = "2 places for adapters, of rank 2 at most, on 7 matrices of the model; taken: 1"
     assert any(places in line for line in said)
+
+
+# Serves, and then writes what JAX says of its compilation cache.
+COUNTED = """
+import collections, jax, json, sys
+counts = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
+from dovetail_stack import cli
+code = cli.main(sys.argv[1:])
+print(json.dumps(counts))
+sys.exit(code)
+"""
+
+
+class Started:
+    """`dovetail serve` in a process, over TLS; SIGTERM ends it."""
+
+    def __init__(self, folder, line):
+        environment = {k: v for k, v in os.environ.items() if "PERSISTENT" not in k} | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+        }
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-c", COUNTED, "serve", *map(str, line), "--http", "0"]
+        self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        log = ""
+        while "serving at" not in log or not re.search(r"all \d+ programs are compiled", log):
+            log += (text := self._process.stderr.readline())
+            assert text, log
+        self._port = int(re.search(r"serving at https://127.0.0.1:(\d+)", log)[1])
+
+    def ask(self, path, key, body=None):
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        client = http.client.HTTPSConnection("127.0.0.1", self._port, context=context, timeout=60)
+        with contextlib.closing(client):
+            method = "GET" if body is None else "POST"
+            client.request(method, path, body, {"Authorization": f"Bearer {key}"})
+            response = client.getresponse()
+            return response.status, response.headers, json.loads(response.read())
+
+    def stop(self):
+        """Returns the exit code and the counts."""
+        self._process.send_signal(signal.SIGTERM)
+        out, _ = self._process.communicate(timeout=60)
+        return self._process.returncode, json.loads(out)
+
+
+@pytest.mark.thorough("two processes that compile a model")
+def test_a_second_start_compiles_nothing(source, tmp_path):
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    line = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    line += ["-nodes", "-keyout", key, "-out", chain, "-days", "1", "-subj", "/CN=127.0.0.1"]
+    subprocess.run(line, check=True, capture_output=True)
+    (tmp_path / "keys").write_text("sk-a\nsk-b\n")
+    log = tmp_path / "access.jsonl"
+    line = [source, "--name", "tiny", "--max-rows", "1", "--max-length", "16"]
+    line += ["--tls-certificate", chain, "--tls-key", key, "--token-file", tmp_path / "keys"]
+    line += ["--key-requests", "1", "--key-tokens", "10", "--access-log-file", log]
+    first = Started(tmp_path, line)
+    wanted = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True}
+    body = json.dumps(wanted)
+    status, headers, answer = first.ask("/v1/completions", "sk-a", body)
+    assert (status, answer["usage"]["total_tokens"]) == (200, 11)
+    assert headers["x-ratelimit-limit-tokens"] == "10"
+    assert first.ask("/v1/completions", "sk-a", body)[0] == 429
+    assert first.ask("/v1/completions", "sk-b", body)[0] == 200
+    assert first.ask("/v1/models", "sk-c")[0] == 401
+    code, counts = first.stop()
+    assert code == 0
+    assert counts["cache_misses"] > 0
+    entries = [json.loads(entry) for entry in log.read_text().splitlines()]
+    reasons = ["length", "rate_limit_exceeded", "length", "invalid_api_key"]
+    assert [entry["reason"] for entry in entries] == reasons
+    assert "sk-" not in log.read_text()
+    code, again = Started(tmp_path, line).stop()
+    assert code == 0
+    assert again.get("cache_misses", 0) == 0
+    assert again["cache_hits"] > 0

@@ -10,8 +10,10 @@ has. Requests choose one of many LoRA adapters by its name, --adapter NAME=DIR.
 """
 
 import argparse
+import contextlib
 import gc
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +34,17 @@ SERVE = ACTIONS["serve"]
 OPENAI, BUNDLES = "openai", "bundles"
 # Options of both kinds of a server.
 _COMMON = ("path", "api", "host", "http", "max_body", "token_file", "grace_s", "allow", "ignore")
+_COMMON += ("tls_certificate", "tls_key")
 _OF_MODELS = ("name", "max_rows", "max_length", "template", "date", "tools", "reasoning")
 _OF_MODELS += ("adapter", "allow_adapters", "max_adapters", "adapter_rank")
+_OF_MODELS += ("key_requests", "key_tokens", "access_log_file")
 
 
 def add(parser: Parser) -> None:
     """Declares the library's own arguments, and those of a language model."""
     SERVE.declare(parser)
     parser.words.update(SERVE.WORDS)
+    parser.words.update(requests="--key-requests", tokens_per_minute="--key-tokens")
     parser.add_argument(
         "--api", choices=(OPENAI, BUNDLES), help="what PATH is served as (what it holds decides)"
     )
@@ -49,6 +54,10 @@ def add(parser: Parser) -> None:
     group.add_argument(
         "--max-length", type=int, help="most tokens of a request (the model's, at most 4096)"
     )
+    add = group.add_argument
+    add("--key-requests", type=int, metavar="N", help="requests of a key at a time (no limit)")
+    add("--key-tokens", type=int, metavar="N", help="tokens of a key in a minute (no limit)")
+    add("--access-log-file", metavar="FILE", help="a line of JSON for each request; -: stderr (no)")
     add_template(parser)
     parser.add_argument(
         "--tools", metavar="FORMAT|none", help="format of calls of tools (the template's own)"
@@ -123,13 +132,16 @@ def check(args: argparse.Namespace, known: set[str], api: str) -> None:
 
 
 def _serve_model(args: argparse.Namespace, path: Path) -> int:
-    from dovetail_data import Pretrained
+    import jax
+
+    from dovetail_infer.server import AccessLog, KeyLimits
     from dovetail_infer.server import run as serve
     from dovetail_serve.command.serve import raise_descriptor_limit
+    from dovetail_serve.serving.options import check_tls
     from dovetail_stack.model_directory import locate
-    from dovetail_stack.recipes.engine import end_ids, engine, load
+    from dovetail_stack.recipes.engine import load
     from dovetail_stack.recipes.record_options import Dialogue
-    from dovetail_stack.recipes.serving import application, dialect_of
+    from dovetail_stack.recipes.serving import application, connections, dialect_of
 
     directory = locate(path)
     name = args.name or path.resolve().name
@@ -137,18 +149,19 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
     dialect = dialect_of(directory, dialogue, tools=args.tools, reasoning=args.reasoning)
     keys = [] if args.token_file is None else keys_of(Path(args.token_file))
     check_address(args.host, args.http)  # before a minute of loading and compiling
+    tls = SERVE.tls_of(args)
+    if tls is not None:
+        check_tls(*tls)
     room = places_of(args, directory, name)
+    limits = KeyLimits(requests=args.key_requests, tokens_per_minute=args.key_tokens)
+    log = None if args.access_log_file is None else AccessLog(args.access_log_file)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # If programs are kept, then all: a second start compiles nothing.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     logging.getLogger("dovetail_infer").setLevel(logging.INFO)
     raise_descriptor_limit()
     base = load(directory)
-    with engine(
-        base if room is None else room.opened(base),
-        tokenizer=Pretrained(directory),
-        eos_ids=end_ids(directory, base.config.vocab_size),
-        max_rows=args.max_rows,
-        max_length=args.max_length,
-        adapters=0 if room is None else room.count,
-    ) as opened:
+    with log or contextlib.nullcontext(), _engine(args, directory, room, base) as opened:
         served = application(
             opened,
             directory,
@@ -158,6 +171,8 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
             **({} if room is None else _filled(args, room, opened, base)),
             api_keys=keys,
             max_body=args.max_body,
+            limits=limits,
+            access_log=log,
         )
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")
         say(f"calls of tools: {dialect.tools or 'none'}; reasoning: {dialect.reasoning or 'none'}")
@@ -167,8 +182,26 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
         say(f"{len(programs)} programs are compiled, enough for all requests; the others follow")
         gc.collect()
         gc.freeze()  # a collection would look at the model's objects while JSON is parsed
-        serve(served, host=args.host, port=args.http, grace_s=int(args.grace_s))
+        place: dict[str, Any] = {"host": args.host, "port": args.http, "tls": tls}
+        serve(served, **place, grace_s=int(args.grace_s), protocol=connections(served))
     return DONE
+
+
+def _engine(
+    args: argparse.Namespace, directory: Path, room: "Places | None", base: "Decoder"
+) -> "Engine":
+    """Returns the engine of a base model, with places for adapters."""
+    from dovetail_data import Pretrained
+    from dovetail_stack.recipes.engine import end_ids, engine
+
+    return engine(
+        base if room is None else room.opened(base),
+        tokenizer=Pretrained(directory),
+        eos_ids=end_ids(directory, base.config.vocab_size),
+        max_rows=args.max_rows,
+        max_length=args.max_length,
+        adapters=0 if room is None else room.count,
+    )
 
 
 def places_of(args: argparse.Namespace, directory: Path, name: str) -> "Places | None":

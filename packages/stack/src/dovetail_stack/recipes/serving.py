@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 import re
+from asyncio import Protocol
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import numpy as np
 from dovetail_data import ChatTokenizer, Corrupt, Pretrained, Prompt, Template
 from dovetail_data.tokenizing.message_keys import REASONING
 from dovetail_infer import Engine
-from dovetail_infer.server import Adapter, Chat, Dialect, app
+from dovetail_infer.server import AccessLog, Adapter, Chat, Dialect, KeyLimits, app
 from dovetail_infer.server.application import Application
 from dovetail_infer.server.models import LoadAdapter
 from dovetail_models import generation_defaults
+from dovetail_serve.http.limits import DEFAULT_LIMITS, Limits
+from dovetail_serve.http.protocol import limited
 from dovetail_stack.recipes import dialects
 from dovetail_stack.recipes.dialogue import template_of
 from dovetail_stack.recipes.record_options import Dialogue
@@ -38,6 +41,8 @@ def application(
     load_adapter: LoadAdapter | None = None,
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
+    limits: KeyLimits | None = None,
+    access_log: AccessLog | None = None,
 ) -> Application:
     """Returns the application; `dovetail_infer.server.run` serves it.
 
@@ -52,6 +57,8 @@ def application(
         load_adapter: As for `dovetail_infer.server.app`.
         api_keys: As for `dovetail_infer.server.app`.
         max_body: As for `dovetail_infer.server.app`.
+        limits: As for `dovetail_infer.server.app`.
+        access_log: As for `dovetail_infer.server.app`.
 
     Raises:
         ValueError: A template is given and wrong, or the suggestions are not possible.
@@ -70,6 +77,21 @@ def application(
         load_adapter=load_adapter,
         api_keys=api_keys,
         max_body=max_body,
+        limits=limits,
+        access_log=access_log,
+    )
+
+
+def connections(application: Application, limits: Limits = DEFAULT_LIMITS) -> type[Protocol]:
+    """Returns a class of connections for `dovetail_infer.server.run`: those of `dovetail_serve`.
+
+    They refuse ambiguous requests, and have limits of their number, sizes and times. Health and
+    readiness are answered beyond their number.
+    """
+    return limited(
+        limits,
+        lambda status, sentence, _: application.refuse(status, sentence),
+        lambda target: target in (b"/health", b"/ready"),
     )
 
 

@@ -10,8 +10,11 @@ milliseconds on two cores; `tiny` has one layer of width 32, so that its steps a
 work: no model is served like that, and it is the worst case.
 
 - engine_cpu_us: CPU microseconds of the engine's thread per token, by the clock of that thread. The
-  peer is `Engine.streams`. `host_us` is the same by `Stats.host_s`; `over_generate` the ratio to
+  peer is `Engine.streams`. `host_ratio` is that of `Stats.host_s`; `over_generate` the ratio to
   `Engine.generate`, which makes no pieces of text.
+  `control_ratio` is that of the CPU time of `Scheduler.plan` and `Batches.build` alone, which do
+  the same work in both and know nothing of streams: as far as it is above 1, the thread was slowed
+  by its neighbours on the processor and has not done more.
 - lock_wait: share of the wall time in which the engine's thread waits for the interpreter lock. It
   is measured and not sampled: `programs/lock_waits.c` is preloaded and times each wait of
   CPython's `take_gil` by thread, also those that hide behind the wait for the device. On a busy
@@ -86,6 +89,7 @@ class Figures(NamedTuple):
     others_us: float
     tokens_per_s: float
     step_ms: float
+    control_us: float
 
 
 class Contest:
@@ -95,7 +99,10 @@ class Contest:
         model = TinyDecoder(vocab_size=VOCABULARY, rngs=nnx.Rngs(0), **sizes)
         options: dict[str, Any] = {"max_rows": ROWS, "max_length": PROMPT + new, "kv_bytes": 2**28}
         self.engine = Engine(model, tokenizer=Words(), prefix_cache=False, **options)
-        self.new = new
+        self.new, self.control_s = new, 0.0
+        steps: Any = self.engine._steps
+        steps._scheduler.plan = self._timed(steps._scheduler.plan)
+        steps._batches.build = self._timed(steps._batches.build)
         self.sampling = Sampling(max_tokens=new, temperature=0, ignore_eos=True)
         ids = np.random.default_rng(0).integers(1, VOCABULARY, (ROWS, PROMPT)).tolist()
         self.prompts = [Words().decode(row) for row in ids]
@@ -148,6 +155,7 @@ class Contest:
         are computed in more steps.
         """
         self.engine.pause()
+        self.control_s = 0.0
         begins = threading.Thread(target=self._resume)
         stats, before, begin = self.engine.stats(), self._clocks(), time.perf_counter()
         begins.start()
@@ -165,8 +173,19 @@ class Contest:
             others_us=others_s / tokens * 1e6,
             tokens_per_s=tokens / wall,
             step_ms=wall / (last.steps - stats.steps) * 1e3,
+            control_us=self.control_s / tokens * 1e6,
         )
         return figures, result
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return function(*args)
+            finally:
+                self.control_s += time.thread_time() - begin
+
+        return call
 
     def _resume(self) -> None:
         while self.engine.stats().waiting < ROWS:
@@ -227,9 +246,13 @@ def contest(name: str, sizes: Mapping[str, int], new: int, repeats: int) -> None
         )
 
     median = statistics.median
-    over = median(a / b for a, b in zip(http.engine_us, generate.engine_us, strict=True))
-    host = median(a / b for a, b in zip(http.host_us, streams.host_us, strict=True))
-    line("engine_cpu_us", "us/token", "engine_us", host_ratio=host, over_generate=over)
+    ratios = {
+        "host_ratio": (http.host_us, streams.host_us),
+        "control_ratio": (http.control_us, streams.control_us),
+        "over_generate": (http.engine_us, generate.engine_us),
+    }
+    ratios = {k: median(a / b for a, b in zip(*v, strict=True)) for k, v in ratios.items()}
+    line("engine_cpu_us", "us/token", "engine_us", **ratios)
     line("lock_wait", "of wall", "lock_wait", generate=median(generate.lock_wait))
     line("http_cpu_us", "us/token", "others_us")
     line("tokens_per_s", "tokens/s", "tokens_per_s")

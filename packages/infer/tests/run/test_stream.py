@@ -14,7 +14,6 @@ import pytest
 from engines import decoder, engine, greedy
 
 from dovetail_infer import Completion, Engine, Sampling
-from dovetail_infer.run.stream import Deliveries
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
 LONG = Sampling(max_tokens=60, temperature=0)
@@ -154,26 +153,3 @@ def test_a_closed_event_loop_aborts_its_streams(running: Engine) -> None:
     (other,) = running.generate([[3]], LONG)  # long enough for the abort to be seen
     assert other.tokens.tolist() == greedy(decoder(), [3], 60)
     assert running.stats().finished["abort"] == before + 1
-
-
-def test_an_event_loop_is_woken_once_for_all_that_it_has_not_taken(running: Engine) -> None:
-    async def main() -> tuple[int, list[int]]:
-        loop, woken = asyncio.get_running_loop(), []
-        wake = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *call: woken.append(call) or wake(*call)
-        async with running.stream([1, 2], GREEDY) as one, running.stream([3], GREEDY) as other:
-            running.generate([[3]], LONG)  # ends after both, and the loop stands still meanwhile
-            count = len(woken)
-            counts = [sum([len(p.tokens) async for p in stream]) for stream in (one, other)]
-        return count, counts
-
-    assert asyncio.run(main()) == (1, [12, 12])
-
-
-def test_deliveries_refuse_a_closed_event_loop_also_when_it_was_woken() -> None:
-    loop = asyncio.new_event_loop()
-    deliveries, arrived = Deliveries(loop), asyncio.Queue[int]()
-    deliveries.put(arrived, 1)
-    loop.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        deliveries.put(arrived, 2)

@@ -7,8 +7,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import queue
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -21,40 +20,6 @@ Shown = TypeVar("Shown")
 Block = TypeVar("Block", bound="_Block[Any]")
 
 
-class Deliveries:
-    """Entries on their way from the engine's thread to queues of one event loop.
-
-    A step has a piece for each stream, and a wake-up of the loop is a system call. The loop is
-    therefore woken once for all entries that it has not taken yet.
-
-    Args:
-        loop: The event loop.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop, self._woken = loop, False
-        self._entries: deque[tuple[asyncio.Queue[Any], Any]] = deque()
-
-    def put(self, arrived: asyncio.Queue[Any], entry: Any) -> None:
-        """Puts an entry into a queue, soon. Any thread may call it.
-
-        Raises:
-            RuntimeError: The event loop is closed.
-        """
-        if self._loop.is_closed():
-            raise RuntimeError("the event loop is closed")
-        self._entries.append((arrived, entry))
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._woken = False  # first: what is put from now on wakes the loop again
-        while self._entries:
-            arrived, entry = self._entries.popleft()
-            arrived.put_nowait(entry)
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """Requests that begin together.
@@ -64,13 +29,11 @@ class Source:
         submit: Submits all or none. Takes a function of (index, piece) for their pieces, and one
             that receives the id of each before it is queued.
         abort: Ends the requests of ids.
-        deliveries: Those of each event loop, for all sources of an engine.
     """
 
     count: int
     submit: Callable[[Callable[[int, Piece], None], Callable[[int], None]], None]
     abort: Callable[[list[int]], None]
-    deliveries: MutableMapping[asyncio.AbstractEventLoop, Deliveries]
 
 
 class _Block(Generic[Shown]):
@@ -109,11 +72,10 @@ class _Block(Generic[Shown]):
     async def __aenter__(self: Block) -> Block:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
-        deliveries = self._source.deliveries.setdefault(loop, Deliveries(loop))
 
         def put(entry: tuple[int, Piece] | None) -> None:
             try:
-                deliveries.put(arrived, entry)
+                loop.call_soon_threadsafe(arrived.put_nowait, entry)
             except RuntimeError:  # the event loop is closed: nobody reads any more
                 self._close()
 

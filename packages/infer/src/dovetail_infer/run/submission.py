@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import numbers
@@ -13,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -21,7 +19,7 @@ from dovetail_infer.completion import Completion
 from dovetail_infer.run.loop import Loop
 from dovetail_infer.run.prompts import Prompt, prompt_ids
 from dovetail_infer.run.request import Request
-from dovetail_infer.run.stream import Deliveries, Source
+from dovetail_infer.run.stream import Source
 from dovetail_infer.sampling import Sampling, fold_seed
 from dovetail_infer.schedule.sequence import Sequence as Scheduled
 from dovetail_infer.step.rules import Rules
@@ -77,7 +75,6 @@ class Submission:
         max_logprobs: Largest number of likeliest tokens.
         adapters: Ids of the loaded LoRA adapters.
         record_experts: Whether completions have their experts. Prompts are then read whole.
-        deliveries: See `Source`.
     """
 
     loop: Loop
@@ -89,9 +86,6 @@ class Submission:
     max_logprobs: int
     adapters: Collection[int]
     record_experts: bool
-    deliveries: WeakValueDictionary[asyncio.AbstractEventLoop, Deliveries] = dataclasses.field(
-        default_factory=WeakValueDictionary
-    )
 
     def prompts(self, prompts: Sequence[Prompt], *, spare: int = 1) -> list[list[int]]:
         """Returns the token ids of prompts that leave `spare` tokens of `max_length`."""
@@ -203,7 +197,7 @@ class Submission:
             ]
             self.loop.submit(makes, wait=False)
 
-        return Source(len(prompts), submit, self.loop.abort, self.deliveries)
+        return Source(len(prompts), submit, self.loop.abort)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Returns log p of each token but the first, see `Engine.score`."""

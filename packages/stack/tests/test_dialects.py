@@ -97,13 +97,10 @@ PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
     ],
     ids=["hermes", "llama", "mistral", "names", "v3", "v3.1", "gpt-oss", "r1", "xml", "plain"],
 )
-def test_a_template_is_read_by_the_format_that_it_writes(
-    source, tools, objects, reasoning, tmp_path
-):
+def test_a_template_is_read_by_the_format_that_it_writes(source, tools, objects, reasoning):
     template = Template(source)
     assert dialects.calls_of(template) == (tools, objects)
-    made = dialects.dialect(template, tmp_path)
-    assert (made.tools, made.reasoning) == (tools, reasoning)
+    assert dialects.reasoning_of(template) == reasoning
 
 
 @pytest.fixture
@@ -115,6 +112,8 @@ def caller(talker, tmp_path):
 
 
 def test_options_win_over_the_template(caller):
+    own = dialect_of(caller, Dialogue())
+    assert (own.tools, own.reasoning) == ("hermes", "think")
     made = dialect_of(caller, Dialogue(), tools="llama3", reasoning="none")
     assert (made.tools, made.reasoning) == ("llama3", None)
     specials = json.loads((caller / "tokenizer.json").read_text())["added_tokens"]

@@ -8,11 +8,9 @@ answers out.
 """
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail_data import Template
-from dovetail_data.tokenizing.template_files import read_json
 from dovetail_infer.server import Dialect
 from dovetail_infer.server.formats.dialect import TOOLS
 
@@ -59,26 +57,10 @@ def calls_of(template: Template) -> Calls:
     return Calls(None, True)
 
 
-def dialect(
-    template: Template, directory: Path, *, tools: str | None = None, reasoning: str | None = None
-) -> Dialect:
-    """Returns the forms of reasoning and calls.
-
-    Args:
-        template: The chat template.
-        directory: Has the tokenizer.
-        tools: A format in place of the template's own, or "none".
-        reasoning: The same for reasoning.
-
-    Raises:
-        ValueError: A format is unknown, or the two do not go together.
-    """
+def reasoning_of(template: Template) -> str | None:
+    """Returns the format of a template's reasoning; None without one."""
     marks = (name for name, texts in _REASONING.items() if all(t in template.source for t in texts))
-    names = (tools or calls_of(template).tools, reasoning or next(marks, None))
-    formats = [None if name == "none" else name for name in names]
-    added = read_json(directory / "tokenizer.json").get("added_tokens", [])
-    specials = tuple(token["content"] for token in added if token.get("special"))
-    return Dialect(tools=formats[0], reasoning=formats[1], specials=specials)
+    return next(marks, None)
 
 
 def with_arguments(message: dict[str, Any], *, objects: bool) -> dict[str, Any]:

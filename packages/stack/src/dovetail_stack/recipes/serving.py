@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail_data import ChatTokenizer, Corrupt, Pretrained, Prompt, Template
 from dovetail_data.tokenizing.message_keys import REASONING
+from dovetail_data.tokenizing.template_files import read_json
 from dovetail_infer import Engine
 from dovetail_infer.server import AccessLog, Adapter, Chat, Dialect, KeyLimits, app
 from dovetail_infer.server.application import Application
@@ -116,7 +117,14 @@ def dialect_of(
     template = _template(directory, dialogue)
     if template is None:
         return Dialect()
-    return dialects.dialect(template, directory, tools=tools, reasoning=reasoning)
+    names = (
+        tools or dialects.calls_of(template).tools,
+        reasoning or dialects.reasoning_of(template),
+    )
+    calls, thoughts = (None if name == "none" else name for name in names)
+    added = read_json(directory / "tokenizer.json").get("added_tokens", [])
+    specials = tuple(token["content"] for token in added if token.get("special"))
+    return Dialect(tools=calls, reasoning=thoughts, specials=specials)
 
 
 def chat(directory: Path, tokenizer: ChatTokenizer, dialogue: Dialogue) -> Chat | None:

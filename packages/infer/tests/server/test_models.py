@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -20,7 +21,7 @@ from clients import Running, chat_ids
 from stacked import StackedDecoder, adapter, merged
 
 from dovetail_infer.server import Adapter, app
-from dovetail_infer.server.models import check_name
+from dovetail_infer.server.models import Models, check_name
 from dovetail_infer.testing import ByteTokenizer, TinyDecoder
 
 IDS = [256, *b"Hello"]
@@ -304,13 +305,27 @@ def test_an_unknown_adapter_is_not_unloaded(serving):
     assert "poet" in serving.names()
 
 
-@pytest.mark.thorough("an update of the stacks compiles")
-def test_of_two_loads_of_one_name_one_is_refused(serving):
-    with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(serving.load, "new", seed) for seed in ("7", "8")]
-        codes = sorted(answer.result().status_code for answer in answers)
-    assert codes == [200, 400]
-    assert serving.unload("new").status_code == 200
+def test_of_two_loads_of_one_name_at_a_time_one_is_refused(server):
+    paths: list[str] = []
+    may_end = threading.Event()
+
+    def load(path: str) -> int:
+        paths.append(path)
+        assert may_end.wait(30)
+        return 0
+
+    async def both() -> list[Any]:
+        models = Models(server.engine, "tiny", adapters={}, load=load)
+        bodies = [{"lora_name": "new", "lora_path": path} for path in "ab"]
+        tasks = [asyncio.create_task(models.load(body, load)) for body in bodies]
+        while not paths:
+            await asyncio.sleep(0.01)
+        may_end.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    loaded, refused = asyncio.run(both())
+    assert loaded == "Success: LoRA adapter 'new' added successfully."
+    assert (refused.param, paths) == ("lora_name", ["a"])
 
 
 def test_changes_of_adapters_are_off_unless_asked_for(server):

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time of requests with `Engine(invariant=True)` against the same engine without it.
 
-The decoder has 8 layers of width 512. Its engine has 64 places and step_tokens=64: in invariant
+The decoder has 4 layers of width 512. Its engine has 64 places and step_tokens=64: in invariant
 mode every step costs as much as one of `step_tokens`, so the least is best. 64 requests fill all
 places; 8 leave most of them empty, which invariant mode computes all the same. wall_s is that of
-all requests, each with 16 tokens of a prompt and 64 new ones.
+all requests, each with 16 tokens of a prompt and 32 new ones.
 """
 
 import functools
@@ -18,11 +18,11 @@ from dovetail_infer import Engine, Sampling
 from dovetail_infer.testing import TinyDecoder
 from measure import cost, report, rounds
 
-PLACES, PROMPT, NEW, REPEATS = 64, 16, 64, 5
+PLACES, PROMPT, NEW, REPEATS = 64, 16, 32, 9
 
 
 def main() -> None:
-    model = TinyDecoder(vocab_size=1024, embed=512, depth=8, heads=8, kv_heads=4, rngs=nnx.Rngs(0))
+    model = TinyDecoder(vocab_size=1024, embed=512, depth=4, heads=8, kv_heads=4, rngs=nnx.Rngs(0))
     options: dict[str, Any] = {"max_rows": PLACES, "step_tokens": PLACES, "kv_bytes": 2**28}
     options |= {"max_length": PROMPT + NEW, "prefix_cache": False}
     invariant, plain = Engine(model, invariant=True, **options), Engine(model, **options)

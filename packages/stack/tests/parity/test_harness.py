@@ -1,8 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The same tasks through lm-evaluation-harness's Hugging Face backend and through ours."""
+"""The same tasks through lm-evaluation-harness's backends: Hugging Face, ours, and our server."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,8 +21,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
 ]
 
-LENGTH = 32
+LENGTH = 32  # read by the backends; half of the model's
 WORDS = ["red", "green", "blue", "café", "tree", "river", "stone", "bird"]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+)
 # Few enough tokens to leave room for the prompt, and a stop that random text is sure to meet.
 GENERATION = {"until": ["e"], "max_gen_toks": 16, "do_sample": False}
 
@@ -43,7 +48,7 @@ def directory(tmp_path_factory):
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
+        max_position_embeddings=2 * LENGTH,
         bos_token_id=tokenizer.bos_id,
         eos_token_id=tokenizer.eos_id,
         initializer_range=0.3,
@@ -54,12 +59,13 @@ def directory(tmp_path_factory):
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory, tokenizer
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """Three tasks of local files: multiple choice, perplexity of documents, generation."""
+    """Tasks of local files: multiple choice, perplexity of documents, generation, chats."""
     directory = tmp_path_factory.mktemp("tasks")
     rng = np.random.default_rng(1)
 
@@ -80,6 +86,8 @@ def tasks(tmp_path_factory):
         # From one word to several windows.
         "perplexity": [{"text": text(1, 90)} for _ in range(9)],
         "generation": [{"question": text(1, 30), "answer": text(1, 3)} for _ in range(7)],
+        # Short: nobody cuts a conversation.
+        "chat": [{"question": text(1, 5), "answer": text(1, 3)} for _ in range(7)],
     }
     kinds = {
         "choice": {
@@ -103,6 +111,7 @@ def tasks(tmp_path_factory):
             "metric_list": [{"metric": "exact_match"}],
         },
     }
+    kinds["chat"] = kinds["generation"]
     for name, options in kinds.items():
         data = directory / f"{name}.jsonl"
         data.write_text("".join(json.dumps(line) + "\n" for line in lines[name]), "utf-8")
@@ -122,29 +131,58 @@ def tasks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(directory, tasks):
+def evaluate(tasks):
+    """A function of a model of the harness and names of tasks: the harness's results."""
     import lm_eval
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+
+    def run(model, *names, **options):
+        named = [f"tiny_{name}" for name in names]
+        options |= {"task_manager": manager, "bootstrap_iters": 0, "log_samples": True}
+        return lm_eval.simple_evaluate(model=model, tasks=named, **options)
+
+    return run
+
+
+def hugging_face(path, length):
+    """The harness's Hugging Face backend."""
+    from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path, tokenizer = directory
-    theirs = HFLM(
+    return HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(path),
         tokenizer=AutoTokenizer.from_pretrained(path),
-        max_length=LENGTH,
+        max_length=length,
         batch_size=3,
         device="cpu",
     )
+
+
+@pytest.fixture(scope="module")
+def results(directory, evaluate):
+    path, tokenizer = directory
+    theirs = hugging_face(path, LENGTH)
     model = load(path)
     opened = engine(model, tokenizer=tokenizer, max_rows=4)
     ours = LMEval(model, tokenizer, length=LENGTH, rows=5, sampler=sampler(opened))
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    names = ["tiny_choice", "tiny_perplexity", "tiny_generation"]
-    options = {"tasks": names, "task_manager": manager, "bootstrap_iters": 0, "log_samples": True}
     with opened:
-        found = [lm_eval.simple_evaluate(model=lm, **options) for lm in (theirs, ours)]
+        found = [evaluate(lm, "choice", "perplexity", "generation") for lm in (theirs, ours)]
     return *found, ours
+
+
+@pytest.fixture(scope="module")
+def served(directory):
+    """The address of `dovetail serve`."""
+    line = [sys.executable, "-m", "dovetail_stack", "serve", str(directory[0]), "--name", "tiny"]
+    options = ["--http", "0", "--max-rows", "4"]
+    with subprocess.Popen([*line, *options], stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield next(said for said in server.stderr if "serving at" in said).split()[-1]
+        finally:
+            server.terminate()
+            server.communicate(timeout=300)
 
 
 def _samples(result, name):
@@ -188,20 +226,55 @@ def test_the_metrics_are_those_of_the_hugging_face_backend(results):
         assert _numbers(ours, name) == pytest.approx(_numbers(theirs, name), rel=1e-6)
 
 
-def test_the_tokenizer_of_transformers_gives_the_same(directory, results, tasks):
-    import lm_eval
-    from lm_eval.tasks import TaskManager
+def test_the_tokenizer_of_transformers_gives_the_same(directory, results, evaluate):
     from transformers import AutoTokenizer
 
     path, _ = directory
     adapter = LMEval(load(path), AutoTokenizer.from_pretrained(path), length=LENGTH)
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    found = lm_eval.simple_evaluate(
-        model=adapter,
-        tasks=["tiny_choice", "tiny_perplexity"],
-        task_manager=manager,
-        bootstrap_iters=0,
-    )
+    found = evaluate(adapter, "choice", "perplexity")
     for name in ("tiny_choice", "tiny_perplexity"):
         # Other batches: other sums.
         assert _numbers(found, name) == pytest.approx(_numbers(results[1], name), rel=1e-6)
+
+
+# Its backends for servers send a request without another key than these, alone or with others.
+@pytest.mark.parametrize("together", [{"batch_size": 5}, {"num_concurrent": 4}])
+def test_local_completions_has_the_results_of_the_hugging_face_backend(
+    directory, results, evaluate, served, together
+):
+    theirs, ours, _ = results
+
+    def over_http(*names, length):
+        given = {"model": "tiny", "base_url": f"{served}/v1/completions", "max_length": length}
+        given |= {"tokenizer_backend": "huggingface", "tokenizer": str(directory[0])}
+        given["add_bos_token"] = True  # the other backends do so unasked
+        return evaluate("local-completions", *names, model_args=given | together)
+
+    # They count the token that is drawn after the last one of a request, and the last one itself.
+    found = over_http("choice", "perplexity", length=LENGTH + 2)
+    # float32 sums, as above
+    for a, b in zip(*(_samples(r, "tiny_choice") for r in (theirs, found)), strict=True):
+        logps = [[float(choice[0][0]) for choice in sample] for sample in (a, b)]
+        np.testing.assert_allclose(logps[1], logps[0], atol=1e-4)
+        assert [str(c[0][1]) for c in b] == [str(c[0][1]) for c in a]
+    sums = [
+        [float(sample[0][0]) for sample in _samples(r, "tiny_perplexity")] for r in (theirs, found)
+    ]
+    np.testing.assert_allclose(sums[1], sums[0], rtol=1e-6, atol=1e-4)
+    for name in ("tiny_choice", "tiny_perplexity"):
+        assert _numbers(found, name) == pytest.approx(_numbers(theirs, name), rel=1e-6)
+    generated = over_http("generation", length=LENGTH + 1)
+    assert _samples(generated, "tiny_generation") == _samples(ours, "tiny_generation")
+
+
+def test_local_chat_completions_has_the_texts_of_the_hugging_face_backend(
+    directory, evaluate, served
+):
+    theirs = hugging_face(directory[0], 2 * LENGTH)
+    wanted = _samples(evaluate(theirs, "chat", apply_chat_template=True), "tiny_chat")
+    assert len({text for sample in wanted for (text,) in sample}) > 3
+    given = {"model": "tiny", "base_url": f"{served}/v1/chat/completions"}
+    for concurrent in (1, 4):
+        options = {"model_args": given | {"num_concurrent": concurrent}}
+        found = evaluate("local-chat-completions", "chat", apply_chat_template=True, **options)
+        assert _samples(found, "tiny_chat") == wanted

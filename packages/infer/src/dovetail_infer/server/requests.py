@@ -201,6 +201,7 @@ def _message(fields: Fields, value: Mapping[str, Any]) -> dict[str, Any]:
     reasoning = others.pop("reasoning")  # vLLM's name of it
     others["reasoning_content"] = others["reasoning_content"] or reasoning
     others = {name: other for name, other in others.items() if other is not None}
+    fields.only("type", ("text",), "this server reads text")  # lm-eval 0.4.9 writes it
     for name in ("refusal", "audio", "function_call", "annotations"):
         fields.only(name, (), "this server reads text")
     fields.end()

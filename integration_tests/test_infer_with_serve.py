@@ -179,5 +179,6 @@ def test_a_client_that_reads_nothing_ends_and_holds_up_nobody(serve):
             assert time.monotonic() < end
             time.sleep(0.01)
     assert len(whole) > 200_000  # more than the buffers of a connection hold
-    assert served.entries[0]["reason"] == "length"
-    assert "disconnect" in served.entries[1]["reason"]
+    cut, answered = sorted(entry["reason"] for entry in served.entries)
+    assert answered == "length"
+    assert cut.startswith("disconnect")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from dovetail_infer import Engine, Sampling
-from dovetail_infer.server import requests
+from dovetail_infer.server.bodies import requests
 from dovetail_infer.server.fields import Fields
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -111,3 +112,18 @@ def test_sample_takes_a_sampling_and_a_model_is_the_next_version() -> None:
             (after,) = running.generate(ids[:1], GREEDY)
             assert after.version == version
             assert after.tokens.tolist() == greedy(decoder(seed=version), ids[0], 12)
+
+
+@pytest.mark.thorough
+def test_a_warm_up_that_does_not_wait_ends_with_its_engine() -> None:
+    with engine() as running:
+        few = running.warmup(wait=False)
+        assert running.generate([[1, 2]], GREEDY)[0].tokens.tolist() == greedy(
+            decoder(), [1, 2], 12
+        )
+        (rest,) = [t for t in threading.enumerate() if t.name == "dovetail-compile"]
+        every = len(running.warmup())
+    assert not rest.is_alive()
+    assert len(few) < every
+    with engine(invariant=True) as running:  # other programs have other bits
+        assert len(running.warmup(wait=False)) == len(running.warmup())

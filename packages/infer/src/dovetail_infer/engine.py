@@ -144,9 +144,7 @@ class Engine:
             scheduler, executor, adapters=loaded, record_experts=record_experts, overlap=overlap
         )
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
-        self.max_queue = max_queue
-        self._steps, self._loop = steps, Loop(steps, max_queue=max_queue)
-        weakref.finalize(self, executor.stop)
+        self._steps, self._loop = steps, Loop(steps, max_queue=max_queue, ends=executor.stop)
         weakref.finalize(self, self._loop.close)
         self._submission = Submission(
             loop=self._loop,
@@ -159,6 +157,11 @@ class Engine:
             adapters=loaded,
             record_experts=record_experts,
         )
+
+    @property
+    def max_queue(self) -> int:
+        """Largest number of waiting streams."""
+        return self._loop.max_queue
 
     def warmup(self, *, wait: bool = True) -> list[Program]:
         """Compiles every program, so that no request waits for one.
@@ -387,7 +390,6 @@ class Engine:
 
     def close(self) -> None:
         """Aborts all requests and frees the cache. Leaving a `with` block does it too."""
-        self._executor.stop()
         self._loop.close()
 
     def __enter__(self) -> Engine:

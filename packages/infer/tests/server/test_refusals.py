@@ -9,7 +9,7 @@ import httpx
 import pytest
 from clients import KEY, Running
 
-from dovetail_infer.server import requests
+from dovetail_infer.server.bodies import requests
 
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "a", "max_tokens": 2}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}

@@ -136,26 +136,22 @@ def test_all_sizes_of_programs_agree():
     assert executor.late_compiles == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("it compiles all programs of an executor")
 @pytest.mark.capability("steps before all programs are compiled")
 def test_steps_run_while_programs_are_compiled(monkeypatch):
     executor = _executor(_model(), invariant=False)
-    lower, begun, gate = executor._lower, threading.Event(), threading.Event()
+    lower, gate = executor._lower, threading.Event()
 
     def gated(*key):
-        if threading.current_thread() is executor._rest:
-            begun.set()
-            gate.wait()
+        assert threading.current_thread() is not executor._rest or gate.wait(60)
         return lower(*key)
 
     monkeypatch.setattr(executor, "_lower", gated)
-    few = {program.bucket for program in executor.compile_few()}
-    begun.wait()
+    few = executor.compile_few()
     results = drive(executor, _prompts(), max_tokens=5, kinds=("plain", "score"))
     for ours, theirs in zip(results, drive(_shared(), _prompts(), max_tokens=5), strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-    assert {p.bucket for p in executor.programs() if p.compiled} == few
-    assert 0 < len(few) < len(executor.programs()) / 2
+    assert 0 < len(few) == sum(p.compiled for p in executor.programs()) < 4
     rest = executor._rest
     gate.set()
     rest.join()
@@ -163,17 +159,6 @@ def test_steps_run_while_programs_are_compiled(monkeypatch):
     executor.dispatch(_batch([1]), kind="plain").read()
     assert Bucket(1, 1, "plain") in {bucket for bucket, _ in executor._choices.values()}
     assert executor.late_compiles == 0
-
-
-@pytest.mark.thorough
-def test_an_end_of_the_executor_ends_the_compilation_of_the_rest():
-    executor = _executor(_model(), invariant=False)
-    executor.compile_few()
-    executor.stop()
-    assert not executor._rest.is_alive()
-    assert not all(program.compiled for program in executor.programs())
-    invariant = _executor(_model())  # its bits would change with the program
-    assert len(invariant.compile_few()) == len(invariant.programs())
 
 
 @pytest.mark.thorough

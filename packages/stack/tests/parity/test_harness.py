@@ -73,12 +73,11 @@ def tasks(tmp_path_factory):
         return " ".join(rng.choice(WORDS, rng.integers(low, high)))
 
     # Some longer than the model reads, so that their left end is cut.
+    def choices():
+        return [text(1, 4) + "." * i for i in range(4)]
+
     choice = [
-        {
-            "question": text(1, 40),
-            "choices": [text(1, 4) + "." * i for i in range(4)],
-            "answer": int(rng.integers(4)),
-        }
+        {"question": text(1, 40), "choices": choices(), "answer": int(rng.integers(4))}
         for _ in range(21)
     ]
     lines = {
@@ -111,17 +110,14 @@ def tasks(tmp_path_factory):
             "metric_list": [{"metric": "exact_match"}],
         },
     }
-    kinds["chat"] = kinds["generation"]
+    kinds["chat"], cache = kinds["generation"], str(directory / "cache")
     for name, options in kinds.items():
         data = directory / f"{name}.jsonl"
         data.write_text("".join(json.dumps(line) + "\n" for line in lines[name]), "utf-8")
         task = {
             "task": f"tiny_{name}",
             "dataset_path": "json",
-            "dataset_kwargs": {
-                "data_files": {"test": str(data)},
-                "cache_dir": str(directory / "cache"),
-            },
+            "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": cache},
             "test_split": "test",
             "num_fewshot": 0,
         }

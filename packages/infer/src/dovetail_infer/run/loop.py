@@ -33,10 +33,11 @@ class Loop:
     Args:
         steps: The steps. The thread alone uses them from now on.
         max_queue: Largest number of waiting streams, and of other waiting requests.
+        ends: Called when the loop is closed.
     """
 
-    def __init__(self, steps: Steps, *, max_queue: int):
-        self._steps, self._max_queue = steps, max_queue
+    def __init__(self, steps: Steps, *, max_queue: int, ends: Callable[[], None]):
+        self._steps, self.max_queue, self._ends = steps, max_queue, ends
         self._deadlines: list[tuple[float, int]] = []  # a heap, with the ids of requests
         self._process_id = os.getpid()
         self._state = threading.Condition()  # guards all that follows, and wakes the thread
@@ -64,7 +65,7 @@ class Loop:
         self._check_caller()
         with self._state:
             self._check_open()
-            while (missing := self._queued[not wait] + len(makes) - self._max_queue) > 0:
+            while (missing := self._queued[not wait] + len(makes) - self.max_queue) > 0:
                 if not wait:
                     raise self._queue_full(len(makes), missing)
                 self._state.wait()
@@ -80,8 +81,8 @@ class Loop:
         """Raises what `submit` of one stream would raise."""
         with self._state:
             self._check_open()
-            if self._queued[True] >= self._max_queue:
-                raise self._queue_full(1, self._queued[True] + 1 - self._max_queue)
+            if self._queued[True] >= self.max_queue:
+                raise self._queue_full(1, self._queued[True] + 1 - self.max_queue)
 
     def abort(self, request_ids: list[int]) -> None:
         """Ends requests with `finish_reason="abort"`, after the present step."""
@@ -130,6 +131,7 @@ class Loop:
         with self._state:
             self._closed = True
             self._state.notify_all()
+        self._ends()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -234,16 +236,16 @@ class Loop:
             )
 
     def _queue_full(self, count: int, missing: int) -> Exception:
-        if count > self._max_queue:
+        if count > self.max_queue:
             return ValueError(
                 "streams that begin together must find places in the queue, at most max_queue="
-                f"{self._max_queue}, got {count}. Begin fewer, or build the engine with a larger "
+                f"{self.max_queue}, got {count}. Begin fewer, or build the engine with a larger "
                 "max_queue."
             )
         times = self._steps.finish_times
         per_request = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 1.0
         return QueueFull(
-            f"the queue holds at most max_queue={self._max_queue} waiting streams, got {missing} "
+            f"the queue holds at most max_queue={self.max_queue} waiting streams, got {missing} "
             f"more. Try again in {missing * per_request:.1f} s, or use generate, which waits.",
             retry_after_s=missing * per_request,
         )

@@ -20,9 +20,9 @@ from dovetail_infer.engine import Engine
 from dovetail_infer.run.prompts import prompt_ids
 from dovetail_infer.run.stream import Streams
 from dovetail_infer.sampling import Sampling
-from dovetail_infer.server import requests, tools
 from dovetail_infer.server.access import VISIT, Visit
 from dovetail_infer.server.answers import Answer, Chats, Completions
+from dovetail_infer.server.bodies import requests, tools
 from dovetail_infer.server.errors import ApiError, of_completion, of_engine
 from dovetail_infer.server.exchange import EventStream, read_json, unless_gone
 from dovetail_infer.server.fields import Fields

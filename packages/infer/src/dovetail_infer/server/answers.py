@@ -12,8 +12,8 @@ from typing import Any
 
 from dovetail_infer.completion import Completion, Tokens
 from dovetail_infer.server import logprobs
+from dovetail_infer.server.bodies.requests import Request
 from dovetail_infer.server.formats.turn import Turn
-from dovetail_infer.server.requests import Request
 from dovetail_infer.types import Tokenizer
 
 Json = dict[str, Any]

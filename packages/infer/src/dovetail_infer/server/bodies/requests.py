@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_infer.sampling import Sampling
-from dovetail_infer.server import tools
+from dovetail_infer.server.bodies import tools
 from dovetail_infer.server.errors import ApiError
 from dovetail_infer.server.fields import Fields, shown
 from dovetail_infer.server.models import Models

@@ -10,6 +10,8 @@ from collections import Counter
 
 from fuzzed.bodies import body_of, fault_of, mutated, text_of, valid_body
 
+IDLE_S = 4.0  # less than uvicorn waits for the rest of a second request
+
 
 class Connections:
     """Clients of a server on a port of this machine.
@@ -53,13 +55,14 @@ class Connections:
         return await rng.choice(kinds)(rng)
 
     async def _valid(self, rng: random.Random) -> str | None:
-        """One to three valid requests at once, all at once or slowly."""
-        count = rng.randint(1, 3)
+        """One to three valid requests over one connection, all at once or slowly."""
+        count, began = rng.randint(1, 3), time.monotonic()
         last = head(len(valid_body()), b"Connection: close\r\n") + valid_body()
         data = (head(len(valid_body())) + valid_body()) * (count - 1) + last
         answer = await self._send(data, pieces=rng.choice([1, 1, 4]), pause_s=rng.random() / 50)
         texts = [text_of(part.partition(b"\r\n\r\n")[2]) for part in answers(answer)]
-        if texts != [self._expected] * count:
+        # A server may close a connection on which nothing comes for seconds.
+        if texts != [self._expected] * count and time.monotonic() - began < IDLE_S:
             return f"{count} valid requests must have {count} right answers, got {answer[:500]!r}"
         return None
 

@@ -231,9 +231,16 @@ def test_a_client_that_leaves_before_the_head_of_its_stream_aborts_it(server):
     async def send(message: Any) -> None:
         await asyncio.Event().wait()  # the connection takes no more
 
-    before = server.engine.stats().finished
-    server.engine.pause()
-    asyncio.run(server.application(scope, receive, send))
-    server.engine.resume()
-    wait_until(lambda: sum(server.engine.stats().finished.values()) > sum(before.values()))
-    assert server.engine.stats().finished.get("abort", 0) == before.get("abort", 0) + 1
+    def finished() -> int:
+        return sum(server.engine.stats().finished.values())
+
+    async def leave() -> None:
+        server.engine.pause()
+        await server.application(scope, receive, send)
+        server.engine.resume()
+        while finished() == before:
+            await asyncio.sleep(0.01)
+
+    before, aborted = finished(), server.engine.stats().finished.get("abort", 0)
+    asyncio.run(asyncio.wait_for(leave(), 120))
+    assert server.engine.stats().finished.get("abort", 0) == aborted + 1

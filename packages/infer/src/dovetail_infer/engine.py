@@ -160,7 +160,7 @@ class Engine:
 
     @property
     def max_queue(self) -> int:
-        """Largest number of waiting streams."""
+        """Largest number of waiting streams, and of streams that begin together."""
         return self._loop.max_queue
 
     def warmup(self, *, wait: bool = True) -> list[Program]:

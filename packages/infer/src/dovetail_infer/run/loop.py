@@ -32,7 +32,7 @@ class Loop:
 
     Args:
         steps: The steps. The thread alone uses them from now on.
-        max_queue: Largest number of waiting streams, and of other waiting requests.
+        max_queue: Largest number of waiting streams, and of other waiting requests; an attribute.
         ends: Called when the loop is closed.
     """
 

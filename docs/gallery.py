@@ -28,6 +28,7 @@ ORDER = (
     "serving_load",
     "quantization",
     "engine",
+    "chat_server",
     "post_training",
     "mixtures",
     "optimizers",

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import engines
+import httpx
 import openai
 import pytest
 from clients import KEY, Running, chat_ids
 
-from dovetail_infer.server import app
+from dovetail_infer.server import KeyLimits, app
 from dovetail_infer.testing import ByteTokenizer
 
 
@@ -46,3 +47,20 @@ def server(start: Callable[..., Running]) -> Running:
 @pytest.fixture(scope="session")
 def client(server: Running) -> openai.OpenAI:
     return server.client()
+
+
+@pytest.fixture(scope="session")
+def entries() -> list[dict[str, Any]]:
+    """The access log of `narrow`."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def narrow(start: Callable[..., Running], entries: list[dict[str, Any]]) -> Running:
+    """A server with a queue of 2 and one request of each key at a time, which has run."""
+    server = start(limits=KeyLimits(requests=1), access_log=entries.append, max_queue=2)
+    url, body = f"{server.url}/v1/completions", {"model": "tiny", "prompt": "Hello"}
+    for stream in (True, False):
+        headers = {"Authorization": f"Bearer {KEY}"}
+        httpx.post(url, json={**body, "stream": stream}, headers=headers, timeout=60)
+    return server

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from clients import KEY, Running
 
-from dovetail_infer.server import AccessLog, KeyLimits
+from dovetail_infer.server import AccessLog
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
 HEADERS = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
@@ -24,10 +24,11 @@ HEADERS = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
 class Logged:
     """A server and its entries."""
 
-    def __init__(self, start: Any) -> None:
-        self.entries: list[dict[str, Any]] = []
-        limits = KeyLimits(requests=2)
-        self.server: Running = start(access_log=self.entries.append, limits=limits, max_queue=4)
+    def __init__(self, server: Running, entries: list[dict[str, Any]]) -> None:
+        self.server, self.entries = server, entries
+        while server.application.running:  # of an earlier test
+            time.sleep(0.001)
+        entries.clear()
 
     def entry(self, number: int = 1) -> dict[str, Any]:
         """The only entry since the last call, which may come after the answer."""
@@ -44,9 +45,9 @@ class Logged:
         return httpx.post(f"{self.server.url}{path}", **rest)
 
 
-@pytest.fixture(scope="module")
-def logged(start) -> Logged:
-    return Logged(start)
+@pytest.fixture
+def logged(narrow, entries) -> Logged:
+    return Logged(narrow, entries)
 
 
 @pytest.mark.capability("an access log")

@@ -12,7 +12,6 @@ import pytest
 from clients import KEY, Running
 
 from dovetail_infer import QueueFull
-from dovetail_infer.server import KeyLimits
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n{more}\r\n"
 STREAM = b'{"model":"tiny","prompt":"Hello","max_tokens":50,"ignore_eos":true,"stream":true}'
@@ -38,12 +37,6 @@ def answer_to(server: Running, sent: bytes) -> tuple[int, str | None, str | None
         return response.status, code, response.getheader("retry-after")
 
 
-@pytest.fixture(scope="module")
-def full(start) -> Running:
-    """A server with a queue of 2, and 1 request of each key."""
-    return start(max_queue=2, limits=KeyLimits(requests=1))
-
-
 @contextlib.contextmanager
 def paused(server: Running):
     server.engine.pause()
@@ -54,37 +47,37 @@ def paused(server: Running):
 
 
 @pytest.mark.capability("refusals before the body is read")
-def test_nothing_is_read_of_a_request_that_is_refused_anyway(full):
-    assert answer_to(full, head("sk-wrong")) == (401, "invalid_api_key", None)
-    with paused(full), connect(full) as client:
+def test_nothing_is_read_of_a_request_that_is_refused_anyway(narrow):
+    assert answer_to(narrow, head("sk-wrong")) == (401, "invalid_api_key", None)
+    with paused(narrow), connect(narrow) as client:
         client.sendall(head(more=f"Content-Length: {len(STREAM)}\r\n") + STREAM)
         assert client.recv(12) == b"HTTP/1.1 200"
-        assert answer_to(full, head()) == (429, "rate_limit_exceeded", "1")
+        assert answer_to(narrow, head()) == (429, "rate_limit_exceeded", "1")
         # The other key has a place, but the queue has none.
-        with full.engine.stream("a"):
+        with narrow.engine.stream("a"):
             with pytest.raises(QueueFull) as caught:
-                full.engine.admit()
-            status, code, seconds = answer_to(full, head("sk-another"))
+                narrow.engine.admit()
+            status, code, seconds = answer_to(narrow, head("sk-another"))
             assert (status, code) == (429, "rate_limit_exceeded")
             assert int(seconds) >= caught.value.retry_after_s > 0
-    full.application.draining = True
+    narrow.application.draining = True
     try:
-        assert answer_to(full, head()) == (503, "unavailable", "1")
+        assert answer_to(narrow, head()) == (503, "unavailable", "1")
     finally:
-        full.application.draining = False
+        narrow.application.draining = False
 
 
-def test_a_client_that_waits_for_100_continue_is_refused_and_let_go(full):
+def test_a_client_that_waits_for_100_continue_is_refused_and_let_go(narrow):
     expecting = "Expect: 100-continue\r\nContent-Length: 100000\r\n"
-    with connect(full) as client:
+    with connect(narrow) as client:
         client.sendall(head("sk-wrong", expecting))
         answer = client.makefile("rb").read()  # the connection ends
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert b"100 Continue" not in answer
 
 
-def test_a_connection_serves_on_after_a_refusal_before_its_body(full):
-    with connect(full) as client:
+def test_a_connection_serves_on_after_a_refusal_before_its_body(narrow):
+    with connect(narrow) as client:
         client.sendall(head("sk-wrong", "Content-Length: 5\r\n"))
         for sent in (b"abcde" + head("sk-wrong", "Content-Length: 0\r\n"), b""):
             response = http.client.HTTPResponse(client)

@@ -93,11 +93,6 @@ def test_a_limit_of_nothing_is_refused(name):
         KeyLimits(**{name: 0})
 
 
-@pytest.fixture(scope="module")
-def narrow(start) -> Running:
-    return start(limits=KeyLimits(requests=1))
-
-
 def until_free(server: Running) -> None:
     """Returns once a request of the key is answered."""
     end = time.monotonic() + 30
@@ -157,6 +152,7 @@ def test_a_client_that_goes_away_frees_its_place(narrow, streamed):
     until_free(narrow)
 
 
+@pytest.mark.thorough("a server of its own")
 def test_tokens_of_prompts_and_answers_are_counted(start):
     server = start(limits=KeyLimits(tokens_per_minute=20))
     began = time.monotonic()

@@ -85,6 +85,7 @@ def _sorted(name: str) -> str:
     return f"{family}{{{','.join(sorted(labels.rstrip('}').split(',')))}}}"
 
 
+@pytest.mark.thorough("a server of its own")
 @pytest.mark.capability("metrics of requests")
 def test_requests_change_their_series(start):
     server = start(limits=KeyLimits(requests=1))

@@ -7,20 +7,20 @@ cache, the layers of a decoder run unrolled. The lattice has
 
 - for decoding, where each row reads one token, powers of two and `max_rows`;
 - for steps with prefill, `step_tokens` and its fourths, sixteenths and so on, down to 32 tokens,
-  each with 8 and with `max_rows` rows;
+  and the halves of those from 512 tokens on, each with 8 and with `max_rows` rows;
 - with `prefill_tokens`, steps of that many and `max_rows` tokens too;
 - for options that "plain" lacks, "full" at 1, 8 and `max_rows` decoding rows, and at two sizes with
   prefill;
 - for the log-probabilities of prompts, "score" at the same two sizes with prefill.
 
 A step without a program of its own size takes the next larger. With 64 rows and 2,048 tokens these
-are 21 programs, and padding at most doubles the tokens of a decoding step.
+are 25 programs, and padding at most doubles the tokens of a decoding step.
 
 A GPU differs in three points. Its smallest program has two rows, since XLA writes a product with
 one row as an elementwise product and a reduction: a token of a model of 1.2 billion parameters took
 1.585 ms with one row and 1.083 ms with two (H200, jax 0.11.2). Each decoding size has "greedy"
 beside "plain": a program cannot skip the draws by itself, because the host would wait for the
-device at the branch. These are 26 programs. And its decoding programs take steps with one token a
+device at the branch. These are 30 programs. And its decoding programs take steps with one token a
 request alone (`Bucket.single`), which then need no pass for padding in each layer.
 """
 
@@ -36,6 +36,7 @@ from dovetail_infer.step.logits import Kind
 KINDS: tuple[Kind, ...] = ("greedy", "plain", "full", "score")
 _FEW_ROWS = 8
 _LEAST_TOKENS = 32
+_HALVED_TOKENS = 512  # 1,024 tokens in a program of 2,048 cost twice those in one of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,7 @@ def lattice(
     few = min(_FEW_ROWS, max_rows)
     mixed = _fourths(step_tokens)
     coarse = {mixed[0], mixed[-1]} if len(mixed) < 3 else {mixed[1], mixed[-1]}
+    mixed += [-(-tokens // 2) for tokens in mixed if tokens >= _HALVED_TOKENS]
     if prefill_tokens is not None and prefill_tokens + max_rows < step_tokens:
         mixed.append(prefill_tokens + max_rows)
         coarse.add(prefill_tokens + max_rows)

@@ -3,7 +3,7 @@
 """Four times as many requests as an engine can run, over HTTP, from another process.
 
     PYTHONPATH=scripts python packages/infer/benchmarks/overload_server.py
-        [--seconds 10] [--repeats 3]
+        [--seconds 10] [--repeats 3] [--step-s 0.01 0]
 
 The capacity is measured before and after: completions a second with as many clients as rows and
 places in the queue, each of which waits for its answer. Then arrivals are a Poisson process at four
@@ -11,8 +11,8 @@ times that rate and wait for nothing (an open loop). Half of the requests are st
 one waits for the requests that run and for a full queue, then runs itself: `bound_ms`, by the
 measured capacity. All others must be refused with 429 and Retry-After of at least a second.
 
-In the first case a step also waits for 10 ms, as for an accelerator. In the second it does not: the
-engine, the server and its refusals then share the processor.
+A step also waits for `--step-s` seconds, as for an accelerator. With 0 the engine, the server and
+its refusals share the processor.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def overload(step_s: float, *, seconds: float, repeats: int) -> None:
     retries = [seconds for _, over in rounds for seconds in over.retry_after_s]
     if not set(statuses) <= {200, 429} or min(retries, default=1) < 1:
         sys.exit(f"only 200, and 429 with Retry-After from 1, may come, got {statuses}")
-    waits = "that waits 10 ms for each step" if step_s else "on this processor alone"
+    waits = f"that waits {step_s * 1e3:g} ms for each step" if step_s else "on this processor alone"
     values = {
         f"p{percent}_ms": [float(np.percentile(over.latencies_ms, percent)) for _, over in rounds]
         for percent in (50, 99)
@@ -190,8 +190,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--step-s", type=float, nargs="+", default=[0.01, 0.0])
     options = parser.parse_args()
-    for step_s in (0.01, 0.0):
+    for step_s in options.step_s:
         overload(step_s, seconds=options.seconds, repeats=options.repeats)
 
 

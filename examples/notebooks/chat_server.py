@@ -103,12 +103,8 @@ TEMPLATE = (
     "{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
     "{% endif %}{% endfor %}"
 )
-texts = [
-    message["content"]
-    for voice in VOICES
-    for said in conversations(voice, summaries)
-    for message in said["messages"]
-]
+said = [turns for voice in VOICES for turns in conversations(voice, summaries)]
+texts = [message["content"] for turns in said for message in turns["messages"]]
 train_bpe(texts, work / "tokenizer", vocab_size=512)
 (work / "tokenizer/chat_template.jinja").write_text(TEMPLATE)
 tokenizer, template = Pretrained(work / "tokenizer"), Template.load(work / "tokenizer")
@@ -116,11 +112,9 @@ tokenizer, template = Pretrained(work / "tokenizer"), Template.load(work / "toke
 
 def rows_of(voice, modules):
     lines = map(json.dumps, conversations(voice, modules))
-    (work / f"{voice}.jsonl").write_text("\n".join(lines))
+    (file := work / f"{voice}.jsonl").write_text("\n".join(lines))
     encoder = Chat(tokenizer, template=template)
-    return pack(
-        write(jsonl(work / f"{voice}.jsonl"), work / voice, encoder=encoder), length=64
-    )
+    return pack(write(jsonl(file), work / voice, encoder=encoder), length=64)
 
 
 def train(trainer, model, rows, steps):
@@ -131,15 +125,8 @@ def train(trainer, model, rows, steps):
     return trainer.model(result.state)
 
 
-config = llama(
-    vocab_size=tokenizer.vocab_size,
-    embed=128,
-    depth=2,
-    heads=4,
-    mlp=256,
-    tie=True,
-    max_length=128,
-)
+SHAPE = {"embed": 128, "depth": 2, "heads": 4, "mlp": 256}
+config = llama(vocab_size=tokenizer.vocab_size, tie=True, max_length=128, **SHAPE)
 STEPS = 200
 trainer = Trainer(optax.adam(optax.cosine_decay_schedule(5e-3, STEPS)), lm_loss())
 base = train(trainer, init(config, seed=0), rows_of("guide", summaries), steps=STEPS)
@@ -152,11 +139,8 @@ save(base, work / "guide-model", like=work / "tokenizer")
 # model's bytes.
 
 # %%
-tuner = Trainer(
-    optax.adam(optax.cosine_decay_schedule(1e-2, 80)),
-    lm_loss(),
-    trainable=nnx.LoRAParam,
-)
+rate = optax.cosine_decay_schedule(1e-2, 80)
+tuner = Trainer(optax.adam(rate), lm_loss(), trainable=nnx.LoRAParam)
 for voice in ("butler", "pirate"):
     model = lora.insert(base, "layers.*.*.*", rank=8, alpha=16, rngs=nnx.Rngs(0))
     model = train(tuner, model, rows_of(voice, summaries), steps=80)
@@ -199,17 +183,15 @@ print(*(model.id for model in client.models.list()))
 
 # %%
 def ask(model, question, **options):
+    options |= {"model": model, "temperature": 0}
     messages = [{"role": "user", "content": question}]
-    return client.chat.completions.create(
-        model=model, messages=messages, temperature=0, **options
-    )
+    return client.chat.completions.create(messages=messages, **options)
 
 
 answer = ask("guide", "What is bisect?")
+usage = answer.usage
 print(answer.choices[0].message.content)
-print(
-    f"{answer.usage.prompt_tokens} tokens read, {answer.usage.completion_tokens} written"
-)
+print(f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written")
 
 # %%
 chunks = ask("guide", "Explain calendar.", stream=True)
@@ -221,31 +203,19 @@ print(*(chunk.choices[0].delta.content or "" for chunk in chunks), sep="·")
 # and is less sure of itself.
 
 # %%
-QUESTIONS = ("What is bisect?", "What is bisect and heapq?")
-figure, panels = plt.subplots(len(QUESTIONS), 1, figsize=(10, 5))
-for panel, question in zip(panels, QUESTIONS, strict=True):
-    (choice,) = ask(
-        "guide", question, logprobs=True, top_logprobs=2, max_tokens=24
-    ).choices
-    steps = choice.logprobs.content
-    sure = np.exp([step.logprob for step in steps])
-    bars = panel.bar(
-        range(len(steps)), sure, color=["C0" if p > 0.9 else "C1" for p in sure]
-    )
-    others = [
-        next(t.token for t in step.top_logprobs if t.token != step.token)
-        for step in steps
-    ]
-    labels = [repr(o) if p <= 0.9 else "" for o, p in zip(others, sure, strict=True)]
-    panel.bar_label(bars, labels, fontsize=8)
-    panel.set_xticks(
-        range(len(steps)),
-        [step.token.replace(" ", "␣") for step in steps],
-        rotation=40,
-        ha="right",
-    )
+options = {"logprobs": True, "top_logprobs": 2, "max_tokens": 24}
+questions = ("What is bisect?", "What is bisect and heapq?")
+figure, panels = plt.subplots(len(questions), 1, figsize=(10, 5))
+for panel, question in zip(panels, questions, strict=True):
+    steps = ask("guide", question, **options).choices[0].logprobs.content
+    shares = np.exp([step.logprob for step in steps])
+    names = [step.token.replace(" ", "␣") for step in steps]
+    others = [repr(x.top_logprobs[1].token) if x.logprob < -0.1 else "" for x in steps]
+    colors = ["C1" if other else "C0" for other in others]
+    bars = panel.bar(range(len(steps)), shares, color=colors)
+    panel.bar_label(bars, others, fontsize=8)
+    panel.set_xticks(range(len(steps)), names, rotation=40, ha="right")
     panel.set(ylabel="probability", title=question, ylim=(0, 1.2))
-    panel.grid(axis="x")
 figure.tight_layout()
 plt.show()
 
@@ -262,10 +232,8 @@ def metrics():
     """Returns the counters and gauges, by name."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
         lines = response.read().decode().splitlines()
-    values = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {
-        name.removeprefix("dovetail_infer_"): float(value) for name, _, value in values
-    }
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {k.removeprefix("dovetail_infer_"): float(v) for k, _, v in pairs}
 
 
 def streamed(model, question):
@@ -283,15 +251,9 @@ def together(requests):
         return list(pool.map(streamed, *zip(*requests, strict=True)))
 
 
-asked = [
-    (voice, f"What is {name}?") for name in ("bisect", "queue") for voice in VOICES
-]
-together(asked)  # opens the connections
-before = metrics()
-answers = together(asked)
-steps, tokens = (
-    metrics()[name] - before[name] for name in ("steps_total", "drawn_tokens_total")
-)
+asked = [(v, f"What is {name}?") for name in ("bisect", "queue") for v in VOICES]
+before, answers, after = metrics(), together(asked), metrics()
+steps, tokens = (after[x] - before[x] for x in ("steps_total", "drawn_tokens_total"))
 for (voice, _), (text, _) in zip(asked, answers, strict=True):
     print(f"{voice:8}{text}")
 print(f"{tokens:.0f} tokens in {steps:.0f} steps: {tokens / steps:.1f} in each")
@@ -301,12 +263,9 @@ figure, panel = plt.subplots(figsize=(10, 2.6))
 start_s = min(times[0] for _, times in answers)
 for row, ((voice, _), (_, times)) in enumerate(zip(asked, answers, strict=True)):
     at = 1e3 * (np.array(times) - start_s)
-    panel.plot(
-        at, [row] * len(at), "o-", color=f"C{list(VOICES).index(voice)}", ms=4, lw=1
-    )
-panel.set_yticks(
-    range(len(asked)), [f"{voice}: {question}" for voice, question in asked]
-)
+    color = f"C{list(VOICES).index(voice)}"
+    panel.plot(at, [row] * len(at), "o-", color=color, ms=4, lw=1)
+panel.set_yticks(range(len(asked)), [": ".join(request) for request in asked])
 panel.set(xlabel="milliseconds since the first piece", title="Pieces of six streams")
 plt.show()
 
@@ -317,9 +276,7 @@ plt.show()
 for voice, form in VOICES.items():
     texts = together((voice, f"What is {name}?") for name in summaries)
     wanted = [form.format(summary) for summary in summaries.values()]
-    right = np.mean(
-        [text == want for (text, _), want in zip(texts, wanted, strict=True)]
-    )
+    right = np.mean([text == x for (text, _), x in zip(texts, wanted, strict=True)])
     print(f"{voice}: {right:.0%}")
     assert right > 0.7
 
@@ -345,25 +302,21 @@ def timed(model, question):
     body |= {"max_tokens": TOKENS, "ignore_eos": True}
     connection = http.client.HTTPConnection(url.removeprefix("http://"))
     times = [time.perf_counter()]
-    header = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), header)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
     response = connection.getresponse()
     assert response.status == 200, response.read()
     for line in response:
-        if line.startswith(b"data: {"):
-            delta = json.loads(line[len("data: ") :])["choices"][0]["delta"]
-            if delta.get("content"):
-                times.append(time.perf_counter())
+        chunk = json.loads(line[6:]) if line.startswith(b"data: {") else None
+        if chunk and chunk["choices"][0]["delta"].get("content"):
+            times.append(time.perf_counter())
     connection.close()
     return times
 
 
 def one_client(n):
     rng = np.random.default_rng(n)
-    names = [
-        (rng.choice(list(VOICES)), rng.choice(list(summaries))) for _ in range(REQUESTS)
-    ]
-    return [timed(voice, f"What is {name}?") for voice, name in names]
+    voices, names = (rng.choice(list(x), REQUESTS) for x in (VOICES, summaries))
+    return [timed(v, f"What is {name}?") for v, name in zip(voices, names, strict=True)]
 
 
 def load(clients):
@@ -384,8 +337,7 @@ def load(clients):
 
 runs = {}
 for clients in CLIENTS:
-    rounds = [load(clients) for _ in range(3)]
-    runs[clients] = max(rounds, key=lambda run: run["per_s"])
+    runs[clients] = max((load(clients) for _ in range(3)), key=lambda run: run["per_s"])
 
 # %% [markdown]
 # A curve gives the share of measurements that took at most so long: the median is at 50%, and the
@@ -397,25 +349,20 @@ figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.4))
 for clients, run in runs.items():
     for panel, name in ((left, "first"), (middle, "between")):
         panel.ecdf(run[name], label=f"{clients} clients" if clients > 1 else "1 client")
-for panel, title in (
-    (left, "Time to the first token"),
-    (middle, "Time between tokens"),
-):
+titles = {left: "Time to the first token", middle: "Time between tokens"}
+for panel, title in titles.items():
     panel.set(xlabel="milliseconds", title=title, xscale="log")
     panel.yaxis.set_major_formatter("{x:.0%}")
     panel.legend(loc="lower right", fontsize=8)
 middle.set_xlim(left=0.1)
 bars = right.bar([str(n) for n in CLIENTS], [run["per_s"] for run in runs.values()])
-right.bar_label(
-    bars, [f"{run['rows']:.1f} tokens\na step" for run in runs.values()], fontsize=8
-)
+labels = [f"{run['rows']:.1f} tokens\na step" for run in runs.values()]
+right.bar_label(bars, labels, fontsize=8)
 right.set(xlabel="clients", title="Tokens per second, of all clients", ymargin=0.25)
 figure.tight_layout()
 plt.show()
 for clients, run in runs.items():
-    first, between = (
-        np.percentile(run[name], (50, 95)) for name in ("first", "between")
-    )
+    first, between = (np.percentile(run[x], (50, 95)) for x in ("first", "between"))
     print(
         f"{clients:2} clients: {run['per_s']:5.0f} tokens/s; "
         f"first token {first[0]:.1f} ms (p95 {first[1]:.1f}), "
@@ -424,19 +371,15 @@ for clients, run in runs.items():
 assert runs[16]["rows"] > 3 > 1 >= runs[1]["rows"]
 
 # %% [markdown]
-# More clients wait longer and get more tokens together: a step with 16 rows costs less than 16
-# steps. The server has its own histograms of both times, without the way to the client. They count
-# all streams so far, also those of the first seconds, when it still compiled.
+# More clients wait longer, and share steps: a step with 16 rows costs less than 16 steps.
+# Throughput grows as far as the cores have time left for HTTP and the clients. The server has its
+# own histograms, without the way to the client, of all streams since its start.
 
 # %%
 values = metrics()
 for name in ("time_to_first_token_seconds", "inter_token_latency_seconds"):
-    count = values[f"{name}_count"]
-    print(
-        f"{name}: {count:.0f} of them, mean {1e3 * values[f'{name}_sum'] / count:.1f} ms"
-    )
-for name in ("waiting_requests", "running_requests", 'finished_total{reason="length"}'):
-    print(name, f"{values[name]:.0f}")
+    count, total = values[f"{name}_count"], values[f"{name}_sum"]
+    print(f"{name}: {count:.0f} of them, mean {1e3 * total / count:.1f} ms")
 
 # %% [markdown]
 # SIGTERM ends the server after the requests that it has.
@@ -454,6 +397,4 @@ folder.cleanup()
 #   or a Hub id. [Serve a language model](../../docs/howto/openai.md)
 # - An adapter of your own conversations: `dovetail train chat --lora-rank 16` writes one.
 #   [Tune a model on conversations](../../docs/howto/chat.md)
-# - [The engine without HTTP](engine.ipynb): pages, preemptions, new weights.
-# - [Many steps of post-training](post_training.ipynb), and [classifiers behind a
-#   server](serving_load.ipynb).
+# - [The engine without HTTP](engine.ipynb), and [a classifier under load](serving_load.ipynb).

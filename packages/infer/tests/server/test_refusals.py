@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong bodies: each gets status, message, param and code, and the engine nothing."""
 
+import json
 import random
 from typing import Any
 
@@ -333,3 +334,13 @@ def test_random_values_of_all_fields_are_answered(server):
             if response.status_code != 200:
                 error_of(response)
     assert server.engine.stats().failed_steps == 0
+
+
+def test_a_message_may_say_that_it_is_text(server):
+    for kind, status in {"text": 200, "image": 400}.items():  # lm-eval 0.4.9 writes the first
+        messages = [{**CHAT["messages"][0], "type": kind}]
+        response = post(
+            server, "/v1/chat/completions", json.dumps({**CHAT, "messages": messages}).encode()
+        )
+        assert response.status_code == status
+    assert error_of(response)["param"] == "messages[0].type"

@@ -127,18 +127,6 @@ def test_contents_may_be_lists_of_text_parts(client):
     assert listed.choices[0].message.content == whole.choices[0].message.content
 
 
-def test_a_message_may_say_that_it_is_text(client):
-    want = client.chat.completions.create(messages=HELLO, **GREEDY)
-    marked: Any = [{**HELLO[0], "type": "text"}]  # as lm-eval 0.4.9 writes messages
-    answer = client.chat.completions.create(messages=marked, **GREEDY)
-    assert answer.choices[0].message.content == want.choices[0].message.content
-    assert answer.usage.prompt_tokens == want.usage.prompt_tokens
-    with pytest.raises(
-        openai.BadRequestError, match=r"messages\[0\].type must be 'text' or absent"
-    ):
-        client.chat.completions.create(messages=[{**HELLO[0], "type": "image"}], **GREEDY)
-
-
 def test_a_chat_without_max_tokens_uses_the_room(server, client):
     answer = client.chat.completions.create(
         model="tiny", messages=HELLO, temperature=0, extra_body={"ignore_eos": True}

@@ -85,7 +85,6 @@ def tasks(tmp_path_factory):
         # From one word to several windows.
         "perplexity": [{"text": text(1, 90)} for _ in range(9)],
         "generation": [{"question": text(1, 30), "answer": text(1, 3)} for _ in range(7)],
-        # Short: nobody cuts a conversation.
         "chat": [{"question": text(1, 5), "answer": text(1, 3)} for _ in range(7)],
     }
     kinds = {
@@ -110,17 +109,13 @@ def tasks(tmp_path_factory):
             "metric_list": [{"metric": "exact_match"}],
         },
     }
-    kinds["chat"], cache = kinds["generation"], str(directory / "cache")
+    kinds["chat"] = kinds["generation"]  # short ones: nobody cuts a conversation
     for name, options in kinds.items():
         data = directory / f"{name}.jsonl"
         data.write_text("".join(json.dumps(line) + "\n" for line in lines[name]), "utf-8")
-        task = {
-            "task": f"tiny_{name}",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": cache},
-            "test_split": "test",
-            "num_fewshot": 0,
-        }
+        given = {"data_files": {"test": str(data)}, "cache_dir": str(directory / "cache")}
+        task = {"task": f"tiny_{name}", "dataset_path": "json", "dataset_kwargs": given}
+        task |= {"test_split": "test", "num_fewshot": 0}
         # JSON is YAML.
         (directory / f"{name}.yaml").write_text(json.dumps(task | options))
     return directory

@@ -21,7 +21,7 @@ def start() -> Iterator[Callable[..., Running]]:
     servers: list[Running] = []
 
     def make(**options: Any) -> Running:
-        names = ("api_keys", "max_body", "defaults", "limits", "access_log")
+        names = ("api_keys", "max_body", "defaults", "limits", "access_log", "lenient")
         of_app = {name: options.pop(name) for name in names if name in options}
         engine = engines.text_engine(**options)
         application = app(

@@ -344,3 +344,17 @@ def test_a_message_may_say_that_it_is_text(server):
         )
         assert response.status_code == status
     assert error_of(response)["param"] == "messages[0].type"
+
+
+@pytest.mark.thorough("a server of its own")
+def test_unknown_fields_are_ignored_where_the_server_is_lenient(start):
+    server = start(lenient=True)
+    stream = {"stream": True, "stream_options": {"padding": 1}}
+    other = {"temprature": 1, 'ü"': 2, **stream}
+    response = post(server, "/v1/completions", json={**COMPLETION, **other})
+    assert response.status_code == 200
+    names = "stream_options.padding, temprature, ??"
+    assert response.headers["warning"] == f'199 - "unknown fields are ignored: {names}"'
+    assert "warning" not in post(server, "/v1/completions", json=COMPLETION).headers
+    refused = post(server, "/v1/completions", json={**COMPLETION, "best_of": 2, "x": 1})
+    assert error_of(refused)["param"] == "best_of"

@@ -25,6 +25,7 @@ from dovetail_infer.server.access import VISIT, Visit
 from dovetail_infer.server.answering import Answering, json_response
 from dovetail_infer.server.errors import ApiError, failed, of_engine, stopping
 from dovetail_infer.server.exchange import Disconnected
+from dovetail_infer.server.fields import ignored
 from dovetail_infer.server.limits import Account, KeyLimits, account_of
 from dovetail_infer.server.metrics import CONTENT_TYPE
 
@@ -32,6 +33,7 @@ _log = logging.getLogger("dovetail_infer.server")
 # Open without a key: probes of an orchestrator carry none, and the page asks a person for one.
 _OPEN = frozenset({"/", "/health", "/ready"})
 _METERED = frozenset({"/v1/completions", "/v1/chat/completions"})  # those that run the model
+_WARNED = 20  # names of ignored fields in a header
 
 
 class Application:
@@ -42,6 +44,7 @@ class Application:
         answering: The routes with a body.
         api_keys: Keys, or () for none.
         limits: Limits of each key.
+        lenient: Ignore unknown fields, with a warning.
         access_log: Called with the entry of each request, or None.
 
     Attributes:
@@ -56,12 +59,13 @@ class Application:
         *,
         api_keys: Sequence[str],
         limits: KeyLimits,
+        lenient: bool,
         access_log: Callable[[dict[str, Any]], object] | None,
     ) -> None:
         self.draining, self.running = False, 0
         self._engine, self._models = engine, answering.models
         self._accounts = [Account(key, limits, time.monotonic()) for key in api_keys or ("",)]
-        self._access_log = access_log
+        self._access_log, self._lenient = access_log, lenient
         self._metrics = answering.metrics
         routes = {
             ("GET", "/"): page.show,
@@ -132,6 +136,8 @@ class Application:
         async def answer(request: Request) -> Response:
             visit: Visit = request.scope[VISIT]
             visit.route = path
+            unknown: list[str] = []
+            ignored.set(unknown if self._lenient else None)
             try:
                 self._admit(visit, request)
                 response = await endpoint(request)
@@ -148,6 +154,8 @@ class Application:
             # A client that waits for 100 Continue sends no body after another answer.
             if self.draining or (visit.reasons and "expect" in request.headers):
                 response.headers["connection"] = "close"
+            if unknown:
+                response.headers["warning"] = _warning(unknown)
             response.headers["x-request-id"] = visit.request_id
             visit.status = response.status_code
             self._metrics.responses.labels(path, str(response.status_code)).inc()
@@ -217,6 +225,14 @@ def _request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     fit = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
     return given if fit else secrets.token_hex(16)
+
+
+def _warning(unknown: Sequence[str]) -> str:
+    """Returns the header about ignored fields, RFC 7234, section 5.5."""
+    names = ", ".join(unknown[:_WARNED])
+    shown = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in names)
+    more = f" and {len(unknown) - _WARNED} more" if len(unknown) > _WARNED else ""
+    return f'199 - "unknown fields are ignored: {shown}{more}"'
 
 
 async def _live(receive: Receive, send: Send) -> None:

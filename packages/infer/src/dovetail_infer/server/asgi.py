@@ -30,6 +30,7 @@ def app(
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
     limits: KeyLimits | None = None,
+    lenient: bool = False,
     access_log: Callable[[dict[str, Any]], object] | None = None,
 ) -> Application:
     """Returns an ASGI application for clients of OpenAI's API.
@@ -53,6 +54,7 @@ def app(
             readiness and the page, which asks for it. (): no key.
         max_body: Largest body of a request in bytes.
         limits: Limits of each key. None: no limit.
+        lenient: Ignore unknown fields of requests, and name them in the header Warning.
         access_log: Called with plain values of each request. It must not block, see `AccessLog`.
 
     Returns:
@@ -98,5 +100,6 @@ def app(
         answering,
         api_keys=api_keys,
         limits=KeyLimits() if limits is None else limits,
+        lenient=lenient,
         access_log=access_log,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from dovetail_infer.server.errors import ApiError
@@ -19,6 +20,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "an array": (list,),
     "an object": (dict,),
 }
+# Unknown fields of a request are noted here; they are refused where it is None.
+ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
 _LONGEST = 200  # characters of a name in an error; clients may send a megabyte
 
 
@@ -122,13 +125,16 @@ class Fields:
         )
 
     def end(self, known: Mapping[str, Any] | Collection[str] = ()) -> None:
-        """Refuses the fields not taken so far.
+        """Refuses the fields not taken so far, or notes them in `ignored`.
 
         Args:
             known: More names, for the nearest one in the message.
         """
         for name in self._values:
             if name in self._taken:
+                continue
+            if (names := ignored.get()) is not None:
+                names.append(self.name(name)[:_LONGEST])
                 continue
             near = difflib.get_close_matches(name[:_LONGEST], [*self._taken, *known], n=1)
             advice = f"write {near[0]}" if near else "leave it out"

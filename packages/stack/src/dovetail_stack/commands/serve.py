@@ -37,7 +37,7 @@ _COMMON = ("path", "api", "host", "http", "max_body", "token_file", "grace_s", "
 _COMMON += ("tls_certificate", "tls_key")
 _OF_MODELS = ("name", "max_rows", "max_length", "template", "date", "tools", "reasoning")
 _OF_MODELS += ("adapter", "allow_adapters", "max_adapters", "adapter_rank")
-_OF_MODELS += ("key_requests", "key_tokens", "access_log_file")
+_OF_MODELS += ("key_requests", "key_tokens", "access_log_file", "lenient")
 
 
 def add(parser: Parser) -> None:
@@ -57,6 +57,7 @@ def add(parser: Parser) -> None:
     add = group.add_argument
     add("--key-requests", type=int, metavar="N", help="requests of a key at a time (no limit)")
     add("--key-tokens", type=int, metavar="N", help="tokens of a key in a minute (no limit)")
+    add("--lenient", action="store_true", help="ignore unknown fields of requests, with a warning")
     add("--access-log-file", metavar="FILE", help="a line of JSON for each request; -: stderr (no)")
     add_template(parser)
     parser.add_argument(
@@ -172,6 +173,7 @@ def _serve_model(args: argparse.Namespace, path: Path) -> int:
             api_keys=keys,
             max_body=args.max_body,
             limits=limits,
+            lenient=args.lenient,
             access_log=log,
         )
         say(f"{path} is a language model, {name!r}, for clients of OpenAI's API: compiling it")

@@ -43,6 +43,7 @@ def application(
     api_keys: Sequence[str] = (),
     max_body: int = 16 << 20,
     limits: KeyLimits | None = None,
+    lenient: bool = False,
     access_log: AccessLog | None = None,
 ) -> Application:
     """Returns the application; `dovetail_infer.server.run` serves it.
@@ -59,6 +60,7 @@ def application(
         api_keys: As for `dovetail_infer.server.app`.
         max_body: As for `dovetail_infer.server.app`.
         limits: As for `dovetail_infer.server.app`.
+        lenient: As for `dovetail_infer.server.app`.
         access_log: As for `dovetail_infer.server.app`.
 
     Raises:
@@ -79,6 +81,7 @@ def application(
         api_keys=api_keys,
         max_body=max_body,
         limits=limits,
+        lenient=lenient,
         access_log=access_log,
     )
 

@@ -30,6 +30,7 @@ import numpy as np
 from measure import report
 
 ROWS, QUEUE, TOKENS, TIMES, SEED = 8, 16, 8, 4, 5
+IDLE_S = 2.0  # a server closes connections that are idle for longer
 SERVER = """
 import logging, sys, time
 from flax import nnx
@@ -69,7 +70,7 @@ class Clients:
         self.retry_after_s: list[int] = []
         self.wall_s = 0.0
         self._port = port
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = []
 
     @property
     def rate(self) -> float:
@@ -107,8 +108,9 @@ class Clients:
             self._free.pop()[1].close()
 
     async def _ask(self, number: int) -> None:
+        self._free = [x for x in self._free if time.perf_counter() - x[2] < IDLE_S]
         if self._free:
-            reader, writer = self._free.pop()
+            reader, writer, _ = self._free.pop()
         else:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         body: dict[str, Any] = {"model": "tiny", "prompt": f"{number:06}", "max_tokens": TOKENS}
@@ -124,7 +126,7 @@ class Clients:
         else:
             assert json.loads(answer)["error"]["type"] == "rate_limit_error", answer
             self.retry_after_s.append(int(headers["retry-after"]))
-        self._free.append((reader, writer))
+        self._free.append((reader, writer, time.perf_counter()))
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

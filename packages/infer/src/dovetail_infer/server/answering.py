@@ -100,7 +100,8 @@ class Answering:
         requests.take_model(fields, self.models)
         if "messages" in fields:
             messages, offered = requests.messages(fields), tools.take_tools(fields)
-            ids = await self._chat_ids(messages, offered, tools.take_variables(fields))
+            variables = tools.take_variables(fields)
+            ids = await asyncio.to_thread(self._chat_ids, messages, offered, variables)
         else:
             text = fields.take("prompt", "a string")
             if text is None:
@@ -128,21 +129,30 @@ class Answering:
     async def complete(self, http: Request) -> Response:
         """Answers a completion."""
         body = await read_json(http, self._max_body)
-        request = requests.completion(body, models=self.models, defaults=self._defaults)
-        prompts = await asyncio.to_thread(self._prompts, request)
+        # In a thread: other requests go on while the fields of a large body are checked.
+        request, prompts = await asyncio.to_thread(self._read_completion, body)
         return await self._run(http, Completions, request, prompts, param="prompt")
 
     async def complete_chat(self, http: Request) -> Response:
         """Answers a chat completion."""
         body = await read_json(http, self._max_body)
-        request = requests.chat(body, models=self.models, defaults=self._defaults)
-        ids = await self._chat_ids(request.messages, request.tools, request.variables)
+        request, ids = await asyncio.to_thread(self._read_chat, body)
         turns = self._turns(request, ids)
         if turns is not None and isinstance(self._tokenizer, NamingTokenizer):
             sampling = dataclasses.replace(request.sampling, skip_special_tokens=False)
             request = dataclasses.replace(request, sampling=sampling)
         form = functools.partial(Chats, turns=turns)
         return await self._run(http, form, request, [ids], param="messages")
+
+    def _read_completion(self, body: Any) -> tuple[requests.Request, list[list[int]]]:
+        """Returns a checked body, and the ids of its prompts."""
+        request = requests.completion(body, models=self.models, defaults=self._defaults)
+        return request, self._prompts(request)
+
+    def _read_chat(self, body: Any) -> tuple[requests.Request, list[int]]:
+        """Returns a checked body, and the ids of its conversation."""
+        request = requests.chat(body, models=self.models, defaults=self._defaults)
+        return request, self._chat_ids(request.messages, request.tools, request.variables)
 
     def _turns(self, request: requests.Request, ids: Sequence[int]) -> list[Turn] | None:
         """Returns readers of the choices. None: there is nothing to tell from content."""
@@ -181,7 +191,7 @@ class Answering:
         except (TypeError, ValueError) as error:
             raise ApiError(str(error), param="prompt") from error
 
-    async def _chat_ids(
+    def _chat_ids(
         self,
         messages: Sequence[dict[str, Any]],
         offered: Sequence[dict[str, Any]],
@@ -201,8 +211,7 @@ class Answering:
                 param="tools",
             )
         try:
-            ids = await asyncio.to_thread(self._chat, messages, offered, variables)
-            return list(map(int, ids))
+            return list(map(int, self._chat(messages, offered, variables)))
         except (RecursionError, ValueError) as error:
             field = str(error).partition(" ")[0]
             if field in _OF_CHAT:

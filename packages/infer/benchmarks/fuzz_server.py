@@ -66,7 +66,7 @@ def application_of(engine: Engine) -> Any:
     return app(engine, name="tiny", tokenizer=ByteTokenizer(), chat=chat, max_body=MAX_BODY)
 
 
-def chat(messages: Sequence[Json]) -> list[int]:
+def chat(messages: Sequence[Json], tools: Sequence[Json], variables: Json) -> list[int]:
     """A template: the roles' first letters and the contents."""
     return [256, *"".join(f"<{m['role'][0]}>{m['content']}" for m in messages).encode()]
 

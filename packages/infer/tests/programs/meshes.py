@@ -75,6 +75,8 @@ forced_devices.stop_caching()
 for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((8,), ("t",), axis_types=(kind,))
     for kv_heads, want in alone.items():
+        if kind == AxisType.Explicit and kv_heads == 2:
+            continue  # one way to share heads of keys is enough
         split = on(mesh, model(kv_heads))
         ours = executor(split)
         heads = "t" if kv_heads == 8 else None

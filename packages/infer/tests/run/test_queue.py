@@ -37,7 +37,7 @@ def test_a_full_queue_refuses_a_stream_and_says_when_to_try_again() -> None:
 def test_a_batch_takes_no_place_from_streams() -> None:
     events: list[dict[str, Any]] = []
     ids = prompts(300, longest=16)
-    option = dataclasses.replace(GREEDY, max_tokens=40, ignore_eos=True)
+    option = dataclasses.replace(GREEDY, max_tokens=12, ignore_eos=True)
     # The engine closes first, which ends the batch, whatever fails.
     with ThreadPoolExecutor(1) as pool, engine(events=events.append) as running:
         batch = pool.submit(running.generate, ids, option)

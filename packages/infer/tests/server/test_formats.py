@@ -158,7 +158,7 @@ def test_what_is_written_is_read_in_random_pieces(kind):
             json.loads(call[1])
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.thorough("many"))])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_any_text_is_read_alike_at_every_split_and_nothing_is_lost(count):
     rng = random.Random(5)
     for _ in range(count):

@@ -88,15 +88,15 @@ def lines_of(script: str, *options: str) -> list[dict[str, Any]]:
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-@pytest.mark.thorough("600 requests, and a server in a process of its own")
+@pytest.mark.thorough("360 requests, and a server in a process of its own")
 def test_a_sample_of_malformed_requests():
-    bodies, connections = lines_of("fuzz_server.py", "--requests", "500", "--sockets", "100")
-    assert (bodies["requests"], connections["requests"]) == (500, 100)
+    bodies, connections = lines_of("fuzz_server.py", "--requests", "300", "--sockets", "60")
+    assert (bodies["requests"], connections["requests"]) == (300, 60)
     assert bodies["faults"] == connections["faults"] == 0
     assert {"200", "400"} <= set(bodies["statuses"]) & set(connections["statuses"])
 
 
-@pytest.mark.thorough("a server in a process of its own")
+@pytest.mark.slow
 def test_a_sample_of_overload():
     options = ["--seconds", "0.5", "--repeats", "1", "--step-s", "0.01"]
     lines = lines_of("overload_server.py", *options)

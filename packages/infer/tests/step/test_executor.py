@@ -159,6 +159,7 @@ def test_steps_run_while_programs_are_compiled(monkeypatch):
     executor.dispatch(_batch([1]), kind="plain").read()
     assert Bucket(1, 1, "plain") in {bucket for bucket, _ in executor._choices.values()}
     assert executor.late_compiles == 0
+    assert len(_executor(_model()).compile_few()) == 3  # all: other programs have other bits
 
 
 @pytest.mark.thorough

@@ -63,7 +63,7 @@ def run(executor):
 
 
 def collectives(executor):
-    text = executor._lower(Bucket(16, 3, "plain"), False).compile().as_text()
+    text = executor._compiled[Bucket(16, 3, "plain"), False].call.as_text()
     kinds = re.findall(
         r"= [^=]* (all-reduce|all-gather|all-to-all|reduce-scatter)(?:-start)?\(", text
     )

@@ -97,6 +97,7 @@ def test_a_stream_keeps_its_engine_alive() -> None:
     assert tokens == greedy(decoder(), [1, 2], 12)
 
 
+@pytest.mark.thorough("programs of six rows")
 def test_streams_of_several_prompts_are_the_samples_with_their_index(running: Engine) -> None:
     ids = [list(range(20)), [7, 8, 9]]
     sampling = Sampling(max_tokens=9, seed=5)

@@ -88,12 +88,11 @@ def lines_of(script: str, *options: str) -> list[dict[str, Any]]:
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-@pytest.mark.thorough("360 requests, and a server in a process of its own")
+@pytest.mark.thorough("300 requests, in a process of their own")
 def test_a_sample_of_malformed_requests():
-    bodies, connections = lines_of("fuzz_server.py", "--requests", "300", "--sockets", "60")
-    assert (bodies["requests"], connections["requests"]) == (300, 60)
-    assert bodies["faults"] == connections["faults"] == 0
-    assert {"200", "400"} <= set(bodies["statuses"]) & set(connections["statuses"])
+    (bodies,) = lines_of("fuzz_server.py", "--requests", "300", "--sockets", "0")
+    assert (bodies["requests"], bodies["faults"]) == (300, 0)
+    assert {"200", "400"} <= set(bodies["statuses"])
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ def test_logprobs_of_a_completion_are_the_models(client):
     assert given.text_offset == offsets.tolist()
 
 
+@pytest.mark.thorough("programs with the likeliest tokens")
 def test_places_of_streamed_tokens_are_those_of_the_whole(client):
     options = {"prompt": "Hello", "logprobs": 1, **GREEDY}
     whole = client.completions.create(**options).choices[0].logprobs
@@ -60,7 +61,7 @@ def test_max_tokens_0_scores_a_prompt(client):
     assert answer.usage.completion_tokens == 0
 
 
-@pytest.mark.costly("its steps return the likeliest tokens, by programs of their own")
+@pytest.mark.thorough("programs with the likeliest tokens")
 @pytest.mark.parameter("request.logprobs", "request.top_logprobs")
 def test_logprobs_of_a_chat(client):
     answer = client.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=3, **GREEDY)

@@ -203,6 +203,7 @@ def test_reasoning_goes_back_by_either_name(talk):
         }
 
 
+@pytest.mark.thorough("programs of several rows")
 def test_each_choice_has_its_own_calls(talk):
     talk.plant(ANSWER)
     choices = ask(talk, n=2).choices

@@ -1,0 +1,203 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A trace file (`*.xplane.pb`): its planes, their lines, and events as arrays.
+
+A plane is a device or the threads of a host, a line is a stream or a thread. Times count from the
+start of the trace.
+
+Source: tsl/profiler/protobuf/xplane.proto in the OpenXLA repository.
+"""
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail_profile import columns
+from dovetail_profile.wire import Damaged, Message
+
+Value = int | float | str | bytes
+
+# Fields of an XStat; exactly one has the value.
+_DOUBLE, _UNSIGNED, _INTEGER, _TEXT, _BYTES, _REFERENCE = range(2, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Values of one name: of some events of a line.
+
+    Attributes:
+        owner: int64 [values], the index of the event.
+        value: int64 [values], integers; or for texts, places in `texts`.
+        texts: The different texts; empty if the values are integers.
+    """
+
+    owner: np.ndarray
+    value: np.ndarray
+    texts: tuple[str, ...] = ()
+
+    def of_each(self, events: int, default: int = -1) -> np.ndarray:
+        """Returns the value of each of a number of events: int64 [events]."""
+        values = np.full(events, default, np.int64)
+        values[self.owner] = self.value
+        return values
+
+
+class Line:
+    """A stream or a thread. Events are in the order of the file and may be nested in time.
+
+    Attributes:
+        name: The name that the profiler gave.
+        start_ps: int64 [events], picoseconds after the start of the trace.
+        duration_ps: int64 [events]. 0 is an instant.
+        code: int64 [events], the place of the name in `names`.
+        names: The different names of events.
+        kinds: For each name the values that all its events share, by name of the value.
+    """
+
+    def __init__(self, plane: "Plane", start: int, stop: int) -> None:
+        starts, stops = columns.children(plane.data, start, stop, 4)
+        head = _without(plane.data, start, stop, starts, stops)
+        self.name = head.text(11) or head.text(2)
+        self._plane = plane
+        fields = columns.scan(plane.array, starts, stops)
+        count = len(starts)
+        base = head.integer(3) * 1000
+        self.start_ps = fields.integers(2, count) + base
+        self.duration_ps = fields.integers(3, count)
+        ids, self.code = np.unique(fields.integers(1, count), return_inverse=True)
+        known = [plane.kinds.get(int(i), ("", {})) for i in ids]
+        self.names = tuple(name for name, _ in known)
+        self.kinds: tuple[Mapping[str, Value], ...] = tuple(values for _, values in known)
+        self._stats = fields.of(4)
+
+    def __len__(self) -> int:
+        return len(self.start_ps)
+
+    @functools.cached_property
+    def _values(self) -> tuple[np.ndarray, columns.Columns, np.ndarray]:
+        """The names of all values of all events, the fields of the values, and their events."""
+        stats, array = self._stats, self._plane.array
+        fields = columns.scan(array, stats.value.view(np.int64), stats.stop)
+        return fields.integers(1, len(stats.owner)), fields, stats.owner
+
+    def stats(self, name: str) -> Stats:
+        """Returns the values of a name. Texts, bytes and references become places in `texts`."""
+        key = self._plane.keys.get(name)
+        names, fields, owner = self._values
+        mask = (names[fields.owner] == key) & (fields.number != 1)
+        of = [array[mask] for array in (fields.owner, fields.number, fields.value, fields.stop)]
+        place, number, value, stop = of
+        if not np.isin(number, (_TEXT, _BYTES, _REFERENCE)).any():
+            return Stats(owner[place], value.view(np.int64))
+        texts: dict[str, int] = {}
+        codes = [
+            texts.setdefault(self._text(n, v, s), len(texts))
+            for n, v, s in zip(number.tolist(), value.tolist(), stop.tolist(), strict=True)
+        ]
+        return Stats(owner[place], np.array(codes, np.int64), tuple(texts))
+
+    def _text(self, number: int, value: int, stop: int) -> str:
+        if number == _REFERENCE:
+            return self._plane.stat_names.get(value, "")
+        if number in (_TEXT, _BYTES):
+            return self._plane.data[value:stop].decode("utf-8", "replace")
+        return str(value)
+
+
+class Plane:
+    """A device, or the threads of a host.
+
+    Attributes:
+        name: For example "/host:CPU" or "/device:GPU:0".
+        kinds: The name and the shared values of each kind of event, by its number.
+        stats: Values of the plane itself, by name.
+    """
+
+    def __init__(self, data: bytes, start: int, stop: int, array: np.ndarray) -> None:
+        self.data, self.array = data, array
+        self._lines = columns.children(data, start, stop, 3)
+        head = _without(data, start, stop, *self._lines)
+        self.name = head.text(2)
+        self.stat_names = {key.integer(1): key.message(2).text(2) for key in head.messages(5)}
+        self.keys = {name: key for key, name in self.stat_names.items()}
+        self.stats = self._read(head.views(6))
+        self._kinds = head.views(4)
+
+    @functools.cached_property
+    def kinds(self) -> dict[int, tuple[str, Mapping[str, Value]]]:
+        """See the class."""
+        entries = map(Message, self._kinds)
+        kinds = {entry.integer(1): entry.message(2) for entry in entries}
+        return {i: (kind.text(2), self._read(kind.views(5))) for i, kind in kinds.items()}
+
+    @functools.cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines, in the order of the file."""
+        places = zip(*(p.tolist() for p in self._lines), strict=True)
+        return tuple(Line(self, start, stop) for start, stop in places)
+
+    def _read(self, views: list[memoryview]) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        for message in map(Message, views):
+            name = self.stat_names.get(message.integer(1), "")
+            for number in range(_DOUBLE, _REFERENCE + 1):
+                if number in message:
+                    values[name] = self._value(message, number)
+        return values
+
+    def _value(self, message: Message, number: int) -> Value:
+        if number == _DOUBLE:
+            return struct.unpack("<d", message.bytes(number))[0]
+        if number == _BYTES:
+            return bytes(message.bytes(number))
+        if number == _TEXT:
+            return message.text(number)
+        if number == _REFERENCE:
+            return self.stat_names.get(message.integer(number), "")
+        return message.integer(number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """One trace file.
+
+    Attributes:
+        planes: Its planes, in the order of the file.
+        host: Name of the host, or an empty one.
+        notes: Errors and warnings of the profiler.
+    """
+
+    planes: tuple[Plane, ...]
+    host: str
+    notes: tuple[str, ...]
+
+    def plane(self, name: str) -> Plane | None:
+        """Returns the plane of a name, or None."""
+        return next((plane for plane in self.planes if plane.name == name), None)
+
+
+def parse(data: bytes) -> Space:
+    """Parses a file. Raises Damaged for bytes that are no trace, or not all of it."""
+    array = columns.padded(data)
+    starts, stops = columns.children(data, 0, len(data), 1)
+    head = _without(data, 0, len(data), starts, stops)
+    places = zip(starts.tolist(), stops.tolist(), strict=True)
+    planes = tuple(Plane(data, start, stop, array) for start, stop in places)
+    if not any(plane.name for plane in planes):
+        raise Damaged("there is no plane with a name")
+    return Space(planes, next(iter(head.texts(4)), ""), (*head.texts(2), *head.texts(3)))
+
+
+def _without(data: bytes, start: int, stop: int, starts: np.ndarray, stops: np.ndarray) -> Message:
+    """Returns a message without its large repeated field, whose elements lie at `starts`."""
+    pieces, at = [], start
+    for first, end in zip(starts.tolist(), stops.tolist(), strict=True):
+        tag, size = first - 2, end - first  # the tag of one byte, then the size of one or more
+        while size >= 0x80:
+            tag, size = tag - 1, size >> 7
+        pieces.append(data[at:tag])
+        at = end
+    return Message(memoryview(b"".join([*pieces, data[at:stop]])))

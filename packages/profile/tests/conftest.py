@@ -14,8 +14,8 @@ import pytest  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))  # encoding.py, for several test files
 
+from dovetail_profile.trace.files import load  # noqa: E402
 from dovetail_profile.trace.recording import Recording  # noqa: E402
-from dovetail_profile.trace.space import parse  # noqa: E402
 
 TRACES = {
     version: Path(__file__).parent / "fixtures" / f"jax-{version}.xplane.pb"
@@ -32,10 +32,10 @@ def trace(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session", params=TRACES)
 def recording(request: pytest.FixtureRequest) -> Recording:
     """The recording of each version, parsed once for all tests."""
-    return Recording([parse(TRACES[request.param].read_bytes())], ["host"])
+    return load(TRACES[request.param])
 
 
 @pytest.fixture(scope="session")
 def recordings() -> dict[str, Recording]:
     """The recordings by version."""
-    return {v: Recording([parse(path.read_bytes())], ["host"]) for v, path in TRACES.items()}
+    return {version: load(path) for version, path in TRACES.items()}

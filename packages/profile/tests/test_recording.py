@@ -4,8 +4,10 @@
 
 import numpy as np
 import pytest
+from encoding import Plane, hlo, trace
 
 from dovetail_profile.trace.recording import Recording
+from dovetail_profile.trace.space import parse
 
 STEPS, TRIPS, DATA_S = 4, 7, 0.01  # fixtures/make.py
 
@@ -54,3 +56,34 @@ def test_without_files_all_is_empty() -> None:
     recording = Recording([], [])
     assert len(recording.operations) == len(recording.spans) == len(recording.modules) == 0
     assert recording.operations.self_ps.dtype == np.int64
+
+
+def test_notes_say_what_is_missing_and_what_to_do() -> None:
+    named = [{"hlo_op": "add", "program_id": program} for program in (1, 2, 2)]
+    events = [("e", 100 * i, 30 + 10 * i, stats) for i, stats in enumerate(named)]
+    host = Plane("/host:CPU").line("worker", events)
+    programs = Plane("/host:metadata").kind("jit_f(1)", {"Hlo Proto": hlo("f", {"add": "add"})})
+    space = parse(trace(host, programs, errors=["it broke"], warnings=["2 events dropped"]))
+    recording = Recording([space], ["h"], notes=["The newest."])
+    newest, broke, dropped, missing = recording.notes
+    assert newest == "The newest."
+    assert (broke, dropped) == (
+        "The profiler of h reported: it broke",
+        "The profiler of h reported: 2 events dropped",
+    )
+    # 40 + 50 of 30 + 40 + 50 picoseconds
+    assert missing.startswith(
+        "2 runs of instructions, 75.0% of the time of devices, are of programs"
+    )
+    assert "jax#37533" in missing
+    (empty,) = Recording([parse(trace(programs))], ["h"]).notes
+    assert "no run of an instruction" in empty
+    assert "block_until_ready" in empty
+
+
+def test_a_real_trace_has_no_notes_and_knows_when_it_began(recording: Recording) -> None:
+    assert recording.notes == ()
+    (start,) = recording.start_ns
+    assert start is not None
+    assert 2020 < 1970 + start / 1e9 / 31556952 < 2100
+    assert Recording([parse(trace(Plane("p")))], ["h"]).start_ns == (None,)

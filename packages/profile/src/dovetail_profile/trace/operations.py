@@ -10,6 +10,8 @@ import numpy as np
 
 from dovetail_profile.trace.space import Line
 
+_NEVER = 1 << 63
+
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
@@ -44,7 +46,7 @@ class Operations:
 
     @functools.cached_property
     def self_ps(self) -> np.ndarray:
-        """int64 [runs], the duration without runs that are nested in it on the same lane."""
+        """int64 [runs], the duration without runs that are nested in it: see `self_times`."""
         return self_times(self.lane, self.start_ps, self.duration_ps)
 
     def select(self, mask: np.ndarray) -> "Operations":
@@ -58,7 +60,11 @@ class Operations:
 
 
 def self_times(lane: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    """Returns durations without what is nested in them on the same lane.
+    """Returns the time of each event in which no later one runs on the same lane.
+
+    Of nested events that is the duration without what is nested. Where events overlap and are not
+    nested, as nodes of a GPU's command buffer may, the one that began last has the time. So the sum
+    on a lane is the length of the union of its events.
 
     Args:
         lane: int64 [events].
@@ -69,19 +75,30 @@ def self_times(lane: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np.
         int64 [events], in the order of the arguments.
     """
     order = np.lexsort((-duration, start, lane))
-    own = duration[order].tolist()
-    rows = zip(lane[order].tolist(), start[order].tolist(), list(own), strict=True)
+    rows = zip(*(x[order].tolist() for x in (lane, start, start + duration)), strict=True)
+    own = [0] * len(order)
     above: list[tuple[int, int]] = []  # the end and the place of each event that is still open
-    last = None
-    for i, (line, first, length) in enumerate(rows):
+    last, now = None, 0
+
+    def pass_until(time: int) -> None:
+        """Gives the time from `now` on to the innermost event that is open."""
+        nonlocal now
+        while above and now < time:
+            end, place = above[-1]
+            own[place] += max(0, min(end, time) - now)
+            now = max(now, min(end, time))
+            if end <= time:
+                above.pop()
+
+    for i, (line, first, end) in enumerate(rows):
         if line != last:
+            pass_until(_NEVER)
             above, last = [], line
-        while above and above[-1][0] <= first:
-            above.pop()
-        if above:
-            own[above[-1][1]] -= min(length, above[-1][0] - first)
-        above.append((first + length, i))
-    values = np.empty(len(order), np.int64)
+        pass_until(first)
+        now = first
+        above.append((end, i))
+    pass_until(_NEVER)
+    values = np.zeros(len(order), np.int64)
     values[order] = own
     return values
 
@@ -106,7 +123,7 @@ def of_cpu(lines: Sequence[Line], host: int) -> list[Operations]:
 
 def one_line(line: Line, host: int) -> Operations:
     """Returns the events of one line that name an instruction."""
-    named = line.stats("hlo_op")
+    named = line.texts("hlo_op")
     at, count = named.owner, len(line)
 
     def stat(name: str, default: int) -> np.ndarray:

@@ -2,51 +2,160 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recording: everything that the files of one trace hold, read when it is first asked for."""
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from dovetail_profile.program.module import Module, module_of
+from dovetail_profile.trace import gpu, tpu
+from dovetail_profile.trace.gpu import Kernels
 from dovetail_profile.trace.operations import Operations, joined, of_cpu
-from dovetail_profile.trace.space import Space
+from dovetail_profile.trace.space import Plane, Space
 from dovetail_profile.trace.spans import Spans, spans_of
+from dovetail_profile.wire import Damaged
 
-_HOST_PLANE, _PROGRAMS = "/host:CPU", "/host:metadata"
+_HOST_PLANE, _PROGRAMS, _TASK = "/host:CPU", "/host:metadata", "Task Environment"
 
 
 class Recording:
     """The trace of one or several hosts.
+
+    Args:
+        spaces: The file of each host.
+        hosts: Their names, in the same order.
+        files: Their paths, which errors name.
+        notes: Sentences about the choice of the files.
 
     Attributes:
         spaces: The file of each host.
         hosts: Their names, in the same order.
     """
 
-    def __init__(self, spaces: Sequence[Space], hosts: Sequence[str]) -> None:
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        hosts: Sequence[str],
+        *,
+        files: Sequence[Path] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
         self.spaces, self.hosts = tuple(spaces), tuple(hosts)
+        self._files, self._notes = tuple(files), tuple(notes)
 
     @functools.cached_property
     def operations(self) -> Operations:
         """The runs of instructions on all devices."""
-        pieces = []
-        for host, space in enumerate(self.spaces):
-            if plane := space.plane(_HOST_PLANE):
-                pieces += of_cpu(plane.lines, host)
-        return joined(pieces)
+        with self._naming_files():
+            return joined([x for host, plane in self._planes() for x in _operations(plane, host)])
+
+    @functools.cached_property
+    def kernels(self) -> Kernels:
+        """The runs of kernels on GPUs, with registers, blocks and occupancy."""
+        with self._naming_files():
+            return gpu.kernels_of([x for x in self._planes() if x[1].name.startswith(gpu.PREFIX)])
 
     @functools.cached_property
     def spans(self) -> Spans:
         """What the threads of the hosts did."""
-        planes = [(host, space.plane(_HOST_PLANE)) for host, space in enumerate(self.spaces)]
-        return spans_of([(host, line) for host, plane in planes if plane for line in plane.lines])
+        planes = [(host, plane) for host, plane in self._planes() if plane.name == _HOST_PLANE]
+        with self._naming_files():
+            return spans_of([(host, line) for host, plane in planes for line in plane.lines])
 
     @functools.cached_property
     def modules(self) -> Mapping[tuple[int, int], Module]:
         """The programs by the index of the host and the number of the program."""
         modules = {}
-        for host, space in enumerate(self.spaces):
-            plane = space.plane(_PROGRAMS)
-            for _, values in plane.kinds.values() if plane else ():
-                hlo = values.get("Hlo Proto")
-                if isinstance(hlo, bytes):
-                    modules[host, int(values.get("program_id", -1))] = module_of(hlo)
+        planes = [(host, plane) for host, plane in self._planes() if plane.name == _PROGRAMS]
+        with self._naming_files():
+            for host, plane in planes:
+                for number, (_, values) in plane.kinds.items():
+                    hlo, program = values.get("Hlo Proto"), values.get("program_id", number)
+                    if isinstance(hlo, bytes) and isinstance(program, int):
+                        modules[host, program] = module_of(hlo)
         return modules
+
+    @functools.cached_property
+    def start_ns(self) -> tuple[int | None, ...]:
+        """The start of the trace of each host, in Unix nanoseconds; None: it does not say."""
+        tasks = [space.plane(_TASK) for space in self.spaces]
+        starts = [plane.stats.get("profile_start_time") if plane else None for plane in tasks]
+        return tuple(start if isinstance(start, int) else None for start in starts)
+
+    @functools.cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the trace lacks, and what to do about it."""
+        notes = list(self._notes)
+        for host, space in zip(self.hosts, self.spaces, strict=True):
+            notes += [f"The profiler of {host} reported: {text}" for text in space.notes]
+        if not len(self.operations):
+            notes.append(
+                "The trace has no run of an instruction. Within the capture, run the program and "
+                "wait for its results (jax.block_until_ready)."
+            )
+        return (*notes, *self._without_program(), *self._without_instruction())
+
+    def _without_program(self) -> Iterator[str]:
+        runs = self.operations
+        keys, place = np.unique(
+            np.stack([runs.host, runs.program], axis=1), axis=0, return_inverse=True
+        )
+        known = [program < 0 or (host, program) in self.modules for host, program in keys.tolist()]
+        missing = ~np.array([*known, True])[place.reshape(-1)]
+        if missing.any():
+            share = runs.self_ps[missing].sum() / max(1, runs.self_ps.sum())
+            yield (
+                f"{missing.sum():,} runs of instructions, {share:.1%} of the time of devices, are "
+                "of programs that the trace does not hold: they have no source, scope or cost. A "
+                "compilation for the CPU in the same process can remove the programs of other "
+                "devices from a trace (jax-ml/jax#37533): capture in a process without one."
+            )
+
+    def _without_instruction(self) -> Iterator[str]:
+        kernels = self.kernels
+        keys = np.stack([kernels.host, kernels.program, kernels.instruction], axis=1)
+        different, place = np.unique(keys, axis=0, return_inverse=True)
+        named = [self._is_named(*key) for key in different.tolist()]
+        lost = ~np.array([*named, True])[place.reshape(-1)]
+        if lost.any():
+            share = kernels.duration_ps[lost].sum() / max(1, kernels.duration_ps.sum())
+            yield (
+                f"{lost.sum():,} kernels, {share:.1%} of the time of kernels, have no instruction: "
+                "tables of instructions have them under their own names, without source, scope or "
+                "cost. Kernels in command buffers are traced so (openxla/xprof#3070). To name "
+                "them, start the program with XLA_FLAGS=--xla_gpu_enable_command_buffer= (nothing "
+                "after the last =); it then launches each kernel by itself."
+            )
+
+    def _is_named(self, host: int, program: int, instruction: int) -> bool:
+        """Whether a kernel's instruction is the kernel's own, not the call of a whole buffer."""
+        module = self.modules.get((host, program))
+        if instruction < 0 or module is None:
+            return instruction >= 0
+        known = module.instructions.get(self.kernels.names[instruction])
+        return known is not None and known.opcode != "call"
+
+    def _planes(self) -> Iterator[tuple[int, Plane]]:
+        """Yields the planes, each with the index of its host."""
+        for host, space in enumerate(self.spaces):
+            for plane in space.planes:
+                yield host, plane
+
+    @contextlib.contextmanager
+    def _naming_files(self) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as error:
+            files = ", ".join(map(str, self._files or self.hosts))
+            raise Damaged(f"a trace must be whole, got damage in {files}: {error}") from None
+
+
+def _operations(plane: Plane, host: int) -> list[Operations]:
+    """Returns what a plane executed: nothing, if it is no device."""
+    if plane.name == _HOST_PLANE:
+        return of_cpu(plane.lines, host)
+    if plane.name.startswith(gpu.PREFIX):
+        return gpu.of_gpu(plane, host)
+    return tpu.of_tpu(plane, host) if tpu.PLANE.fullmatch(plane.name) else []

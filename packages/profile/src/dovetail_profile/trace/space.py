@@ -20,6 +20,8 @@ from dovetail_profile.wire import Damaged, Message
 
 Value = int | float | str | bytes
 
+_LATEST_PS = 1 << 62  # of a start, so that sums fit in int64; Unix time in nanoseconds does not
+
 # Fields of an XStat; exactly one has the value.
 _DOUBLE, _UNSIGNED, _INTEGER, _TEXT, _BYTES, _REFERENCE = range(2, 8)
 
@@ -60,11 +62,13 @@ class Line:
     def __init__(self, plane: "Plane", start: int, stop: int) -> None:
         starts, stops = columns.children(plane.data, start, stop, 4)
         head = _without(plane.data, start, stop, starts, stops)
-        self.name = head.text(11) or head.text(2)
+        self.name = head.text(11) or head.text(2) or f"thread {head.integer(1)}"
         self._plane = plane
         fields = columns.scan(plane.array, starts, stops)
         count = len(starts)
         base = head.integer(3) * 1000
+        if abs(base) > _LATEST_PS:
+            raise Damaged("a line begins at a time that no clock shows")
         self.start_ps = fields.integers(2, count) + base
         self.duration_ps = fields.integers(3, count)
         ids, self.code = np.unique(fields.integers(1, count), return_inverse=True)
@@ -85,19 +89,30 @@ class Line:
 
     def stats(self, name: str) -> Stats:
         """Returns the values of a name. Texts, bytes and references become places in `texts`."""
-        key = self._plane.keys.get(name)
-        names, fields, owner = self._values
-        mask = (names[fields.owner] == key) & (fields.number != 1)
-        of = [array[mask] for array in (fields.owner, fields.number, fields.value, fields.stop)]
-        place, number, value, stop = of
+        owner, number, value, stop = self._of(name)
         if not np.isin(number, (_TEXT, _BYTES, _REFERENCE)).any():
-            return Stats(owner[place], value.view(np.int64))
+            return Stats(owner, value.view(np.int64))
         texts: dict[str, int] = {}
         codes = [
             texts.setdefault(self._text(n, v, s), len(texts))
             for n, v, s in zip(number.tolist(), value.tolist(), stop.tolist(), strict=True)
         ]
-        return Stats(owner[place], np.array(codes, np.int64), tuple(texts))
+        return Stats(owner, np.array(codes, np.int64), tuple(texts))
+
+    def texts(self, name: str) -> Stats:
+        """Returns the values of a name as texts; integers too, which a profiler makes of digits."""
+        stats = self.stats(name)
+        if stats.texts:
+            return stats
+        different, codes = np.unique(stats.value, return_inverse=True)
+        return Stats(stats.owner, codes, tuple(map(str, different.tolist())))
+
+    def _of(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the events that have a value of a name, and its field, start and end."""
+        names, fields, owner = self._values
+        mask = (names[fields.owner] == self._plane.keys.get(name)) & (fields.number != 1)
+        of = (owner[fields.owner], fields.number, fields.value, fields.stop)
+        return of[0][mask], of[1][mask], of[2][mask], of[3][mask]
 
     def _text(self, number: int, value: int, stop: int) -> str:
         if number == _REFERENCE:

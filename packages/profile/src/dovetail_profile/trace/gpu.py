@@ -1,0 +1,189 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What GPUs executed: kernels, copies and whole command buffers on the streams of a plane.
+
+The plane `/device:GPU:0` has a line for each stream. XLA's annotations give the instruction, module
+and program of a kernel as values of its event. Allocations lie on the same lines for as long as the
+memory lives; they are not work. Viewers add lines of their own, derived from the kernels; counting
+those would count all time twice.
+
+The names of lines and values are from XLA's sources (`cupti_collector.cc`, `rocm_collector.cc`,
+`xplane_schema.cc`). No trace of a real GPU has been read yet.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from dovetail_profile.trace.operations import Operations
+from dovetail_profile.trace.space import Line, Plane, Stats
+
+PREFIX = "/device:GPU:"
+# Lines that a viewer derives; it may add " - from #" and a number.
+_DERIVED = (
+    "Steps",
+    "XLA Modules",
+    "XLA Ops",
+    "Async XLA Ops",
+    "Framework Name Scope",
+    "Framework Ops",
+    "Launch Stats",
+    "Source code",
+)
+# One of these values says that an event is work of the device.
+_KERNEL = ("kernel_details", "cuda_graph_exec_id")
+_WORK = (*_KERNEL, "memcpy_details", "Memset_details", "hlo_op")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Runs of kernels, and of whole command buffers where the trace has no kernels of them.
+
+    One entry for each, in the order of the file.
+
+    Attributes:
+        host: int64 [runs], the index of the host.
+        device: int64 [runs], the number of the device on its host.
+        start_ps: int64 [runs], after the start of the trace of the host.
+        duration_ps: int64 [runs].
+        program: int64 [runs], the number of the program; -1: none is known.
+        instruction: int64 [runs], the place of the instruction's name in `names`; -1: none.
+        kernel: int64 [runs], the place of the kernel's name in `names`.
+        graph: int64 [runs], the number of the command buffer that it belongs to; 0: none.
+        registers: int64 [runs], for each thread; -1: unknown, as in the next four.
+        static_bytes: int64 [runs], shared memory of a block that the kernel declares.
+        dynamic_bytes: int64 [runs], shared memory of a block that the launch asked for.
+        grid: int64 [runs, 3], blocks.
+        block: int64 [runs, 3], threads of a block.
+        occupancy: float64 [runs], the share of a multiprocessor's threads that its resources allow
+            to be resident, from 0 to 1; NaN: unknown.
+        names: The different names.
+    """
+
+    host: np.ndarray
+    device: np.ndarray
+    start_ps: np.ndarray
+    duration_ps: np.ndarray
+    program: np.ndarray
+    instruction: np.ndarray
+    kernel: np.ndarray
+    graph: np.ndarray
+    registers: np.ndarray
+    static_bytes: np.ndarray
+    dynamic_bytes: np.ndarray
+    grid: np.ndarray
+    block: np.ndarray
+    occupancy: np.ndarray
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start_ps)
+
+
+def of_gpu(plane: Plane, host: int) -> list[Operations]:
+    """Returns what the streams of a GPU executed. A run without an instruction has its own name."""
+    return [_operations(plane, line, host) for line in _streams(plane)]
+
+
+def kernels_of(planes: Sequence[tuple[int, Plane]]) -> Kernels:
+    """Returns the kernels of the planes of GPUs, each with the index of its host."""
+    names: dict[str, int] = {}
+    rows = [
+        _kernels(plane, line, host, names) for host, plane in planes for line in _streams(plane)
+    ]
+    columns = {
+        f.name: np.concatenate([row[f.name] for row in rows]) if rows else np.zeros(0, np.int64)
+        for f in dataclasses.fields(Kernels)
+        if f.name != "names"
+    }
+    return Kernels(**columns, names=tuple(names))
+
+
+def _streams(plane: Plane) -> list[Line]:
+    return [line for line in plane.lines if line.name.split(" - from #")[0] not in _DERIVED]
+
+
+def _ordinal(plane: Plane) -> int:
+    number = plane.name.removeprefix(PREFIX)
+    return int(number) if number.isdecimal() else 0
+
+
+def _instructions(line: Line) -> Stats:
+    """The innermost instruction of each event that has one."""
+    stats = line.texts("hlo_op")
+    return dataclasses.replace(stats, texts=tuple(t.split("::")[-1] for t in stats.texts))
+
+
+def _having(line: Line, names: Sequence[str]) -> np.ndarray:
+    """Returns the places of the events that have a value of one of some names."""
+    mask = np.zeros(len(line), bool)
+    for name in names:
+        mask[line.stats(name).owner] = True
+    return np.flatnonzero(mask)
+
+
+def _operations(plane: Plane, line: Line, host: int) -> Operations:
+    at = _having(line, _WORK)
+    instructions = _instructions(line)
+    code = line.code.astype(np.int64) + len(instructions.texts)
+    code[instructions.owner] = instructions.value
+    return Operations(
+        host=np.full(len(at), host),
+        device=np.full(len(at), _ordinal(plane)),
+        lane=np.zeros(len(at), np.int64),
+        start_ps=line.start_ps[at],
+        duration_ps=line.duration_ps[at],
+        program=line.stats("program_id").of_each(len(line))[at],
+        run=np.full(len(at), -1),
+        code=code[at],
+        names=(*instructions.texts, *line.names),
+        lanes=(f"{plane.name} {line.name}",),
+    )
+
+
+def _kernels(plane: Plane, line: Line, host: int, names: dict[str, int]) -> dict[str, np.ndarray]:
+    at, count = _having(line, _KERNEL), len(line)
+    texts, instructions = line.texts("kernel_details"), _instructions(line)
+    read = [_details(text) for text in (*texts.texts, "")]  # the last, for events without
+    place = texts.of_each(count, len(read) - 1)[at]
+    integers = np.array([row[0] for row in read], np.int64)[place]
+
+    def codes(of: Sequence[str]) -> np.ndarray:
+        return np.array([*(names.setdefault(name, len(names)) for name in of), -1], np.int64)
+
+    def stat(name: str, default: int) -> np.ndarray:
+        return line.stats(name).of_each(count, default)[at]
+
+    return {
+        "host": np.full(len(at), host),
+        "device": np.full(len(at), _ordinal(plane)),
+        "start_ps": line.start_ps[at],
+        "duration_ps": line.duration_ps[at],
+        "program": stat("program_id", -1),
+        "instruction": codes(instructions.texts)[instructions.of_each(count)[at]],
+        "kernel": codes(line.names)[line.code[at]],
+        "graph": np.maximum(stat("cuda_graph_id", 0), stat("cuda_graph_exec_id", 0)),
+        "registers": integers[:, 0],
+        "static_bytes": integers[:, 1],
+        "dynamic_bytes": integers[:, 2],
+        "grid": integers[:, 3:6],
+        "block": integers[:, 6:9],
+        "occupancy": np.array([row[1] for row in read])[place],
+    }
+
+
+def _details(text: str) -> tuple[list[int], float]:
+    """Reads "regs:32 static_shared:0 dynamic_shared:0 grid:4,1,1 block:128,1,1 occ_pct:100"."""
+    values = dict(word.split(":", 1) for word in text.split() if ":" in word)
+
+    def integers(key: str, count: int) -> list[int]:
+        numbers = [int(n) for n in values.get(key, "").split(",") if n.isdecimal()]
+        return numbers if len(numbers) == count else [-1] * count
+
+    single = [n for key in ("regs", "static_shared", "dynamic_shared") for n in integers(key, 1)]
+    try:
+        occupancy = float(values["occ_pct"]) / 100
+    except (KeyError, ValueError):
+        occupancy = float("nan")
+    return [*single, *integers("grid", 3), *integers("block", 3)], occupancy

@@ -2,29 +2,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """A profile: where time and memory went, asked of a trace."""
 
-import functools
-from typing import Literal
+import os
+from collections.abc import Callable, Hashable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dovetail_profile.table import Table
-from dovetail_profile.tables import ops
+from dovetail_profile.tables import diff, modules, ops, spans, steps
+from dovetail_profile.trace.files import load
 from dovetail_profile.trace.recording import Recording
 
-By = Literal["op", "source", "scope", "category"]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Profile:
     """The answers to a trace. Each is computed when it is first asked for, and kept.
 
+    Args:
+        recording: The trace, of one or several hosts.
+
     Attributes:
         hosts: Names of the hosts that were traced.
-        warnings: What was missing in the trace, and what to do about it.
+        warnings: What the trace lacks, and what to do about it.
+
+    Example:
+
+        >>> print(read("run/trace").ops(by="scope").top(5))  # doctest: +SKIP
     """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self.hosts = recording.hosts
+        self._tables: dict[Hashable, Any] = {}
 
-    @functools.lru_cache  # noqa: B019 -- see the class
-    def ops(self, by: By = "op") -> Table[ops.OpRow]:
-        """See `ops.ops`."""
-        return ops.ops(self._recording, by)
+    def __repr__(self) -> str:
+        return f"Profile(hosts={self.hosts}, runs={len(self._recording.operations):,})"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See the class."""
+        return self._recording.notes
+
+    def ops(self, by: ops.By = "op") -> Table[ops.OpRow]:
+        """Returns the time of devices by "op", "source", "scope" or "category". See `OpRow`."""
+        return self._kept(ops.ops, by)
+
+    def steps(self) -> Table[steps.StepRow]:
+        """Returns the wall time of each step, divided. See `StepRow`."""
+        return self._kept(steps.steps)
+
+    def annotations(self) -> Table[spans.AnnotationRow]:
+        """Returns latencies of the annotations of the program. See `AnnotationRow`."""
+        return self._kept(spans.annotations)
+
+    def modules(self) -> Table[modules.ModuleRow]:
+        """Returns the programs that ran. See `ModuleRow`."""
+        return self._kept(modules.modules)
+
+    def diff(self, after: "Profile") -> diff.DiffTable:
+        """Returns the changes from this profile to one of a later version of the program."""
+        return diff.diff(self._recording, after._recording)
+
+    def _kept(
+        self,
+        table: Callable[Concatenate[Recording, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Returns a table, computed at the first call with these arguments."""
+        key = (table, args, *kwargs.items())
+        if key not in self._tables:
+            self._tables[key] = table(self._recording, *args, **kwargs)
+        return self._tables[key]
+
+
+def read(path: str | os.PathLike[str]) -> Profile:
+    """Reads the trace in a file or folder. See `load`."""
+    return Profile(load(path))

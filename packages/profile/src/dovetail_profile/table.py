@@ -7,12 +7,14 @@ import dataclasses
 import html
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 Row = TypeVar("Row")
 
 _SHOWN = 30  # rows in a printed table
+_WIDE = 60  # characters in a printed cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +70,12 @@ class Table(Generic[Row]):
             raise KeyError(f"a column must be one of {', '.join(self.columns)}, got {column!r}")
 
     def to_json(self) -> str:
-        """Returns a JSON array of objects, one for each row. What is unknown is null."""
-        return json.dumps([dataclasses.asdict(row) for row in self.rows])  # pyright: ignore[reportArgumentType] -- a dataclass
+        """Returns a JSON array of objects, one for each row.
+
+        What is unknown is null, and so is what JSON has no number for (NaN, infinity).
+        """
+        rows = [{name: _finite(getattr(row, name)) for name in self.columns} for row in self.rows]
+        return json.dumps(rows, allow_nan=False)
 
     def to_csv(self) -> str:
         """Returns lines of values separated by commas, the first with the names of the columns."""
@@ -96,12 +102,29 @@ def _is_numeric(rows: Sequence[Any], name: str) -> bool:
     return all(isinstance(getattr(row, name), int | float | None) for row in rows)
 
 
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else " ".join(str(value).split())
+        return _number(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    text = " ".join(str(value).split())
+    if len(text) <= _WIDE:
+        return text
+    kept = _WIDE - 3  # of a path the end tells most, of a name the start
+    return f"{text[: kept // 2]}...{text[-(kept - kept // 2) :]}"
+
+
+def _number(value: float) -> str:
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 5e-4:
+        return f"{value:.3g}"
+    return f"{value:,.3f}" if size < 10 else f"{value:,.0f}"
 
 
 def _aligned(cells: list[list[str]], numeric: list[bool]) -> list[str]:

@@ -110,7 +110,7 @@ class Module:
     def source(self, instruction: Instruction) -> Frame | None:
         """Returns the innermost line of source of an instruction; None if it has none.
 
-        The compiler's own instructions have none. A fusion without one has that of its root.
+        A fusion without one has that of its root, else of the heaviest instruction in its body.
         """
         for each in self.body(instruction):
             if frame := self.frames.get(each.frame):
@@ -120,14 +120,26 @@ class Module:
                 return Frame(file, "", meta.integer(4))
         return None
 
+    def scope(self, instruction: Instruction) -> str:
+        """Returns the module path of an instruction, of a fusion as `source`. May be empty."""
+        names = (each.op_name for each in self.body(instruction))
+        return scope_of(next(filter(None, names), ""))
+
     def body(self, instruction: Instruction) -> Iterator[Instruction]:
-        """Yields the instruction and, of a fusion, the root and then the others in its body."""
+        """Yields the instruction and, of a fusion, its root and then the others, heaviest first.
+
+        Products weigh most, then the size of the result decides.
+        """
         yield instruction
         if instruction.opcode == "fusion":
             for number in instruction.called:
                 computation = self.computations[number]
                 yield computation.root
-                yield from reversed(computation.instructions)
+                yield from sorted(computation.instructions, key=_weight, reverse=True)
+
+
+def _weight(instruction: Instruction) -> tuple[bool, int]:
+    return instruction.opcode in ("dot", "convolution", "custom-call"), instruction.shape.bytes
 
 
 def module_of(hlo: bytes | memoryview) -> Module:

@@ -1,0 +1,246 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The wall time of each step, divided into what devices and host did.
+
+A step lasts from the start of its annotation to the start of the next one, since its work is
+dispatched ahead; the last one ends with its annotation. Each moment counts once, for the first of
+these that applies:
+
+1. compute: a device runs an instruction that is no collective
+2. collective: a device runs a collective, exposed
+3. compute again: a device is inside a loop or call, between its instructions
+4. compile: the thread of the steps compiles, or calls a function that it compiles first
+5. input: that thread is in an annotation named "data", as the trainer and loaders name it
+6. dispatch: that thread calls a compiled function, or sends data to a device
+7. other: that thread is in another annotation of the program
+8. idle
+
+Fetching a batch while a device computes is free, and counts as compute. With several devices each
+is divided alone, and a row holds their mean.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dovetail_profile.table import Table
+from dovetail_profile.tables import activity
+from dovetail_profile.tables.category import category_of
+from dovetail_profile.trace.operations import Operations, union_ps
+from dovetail_profile.trace.recording import Recording
+from dovetail_profile.trace.spans import Spans
+
+INPUT = "data"
+ENGINE = ("prefill", "decode", "mixed")  # annotations of dovetail_infer, one a step
+
+_NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRow:
+    """A step on one host. The times from `compute_us` to `idle_us` add up to `wall_us`.
+
+    Attributes:
+        step: Its number.
+        name: Name of its annotation.
+        host: The host.
+        wall_us: Time from its start to the start of the next one.
+        compute_us: A device computed.
+        collective_us: A device ran a collective, and nothing else.
+        compile_us: The host compiled while the device had no work.
+        input_us: The host fetched data, likewise.
+        dispatch_us: The host called compiled functions, likewise.
+        other_us: The host was in another annotation, likewise.
+        idle_us: None of these.
+        skew_us: Start of the step after that on the first host to start it. None: one host, or its
+            clock is unknown.
+    """
+
+    step: int
+    name: str
+    host: str
+    wall_us: float
+    compute_us: float
+    collective_us: float
+    compile_us: float
+    input_us: float
+    dispatch_us: float
+    other_us: float
+    idle_us: float
+    skew_us: float | None
+
+
+def steps(recording: Recording) -> Table[StepRow]:
+    """Returns the steps, in the order of time, host after host.
+
+    Steps are `jax.profiler.StepTraceAnnotation`s; without any, the steps of dovetail_infer. An
+    annotation around others of them is no step.
+    """
+    layers, devices = _host_layers(recording.spans), _device_layers(recording)
+    marks = [marks_of(recording.spans, host) for host in range(len(recording.hosts))]
+    firsts = _firsts(recording, marks)
+    rows, notes = [], []
+    for host, at in enumerate(marks):
+        rows += _rows(recording, host, at, layers, devices, firsts)
+        notes += _notes(recording, host, at)
+    return Table(StepRow, tuple(rows), tuple(notes))
+
+
+def marks_of(spans: Spans, host: int) -> np.ndarray:
+    """Returns the indices of the annotations that begin the steps of a host, ordered in time."""
+    at = np.flatnonzero((spans.host == host) & (spans.step >= 0))
+    if not len(at):
+        at = np.flatnonzero((spans.host == host) & spans.named(*ENGINE) & activity.of_user(spans))
+    at = at[np.lexsort((-spans.duration_ps[at], spans.start_ps[at], spans.lane[at]))]
+    stop, lane = (spans.start_ps + spans.duration_ps)[at], spans.lane[at]
+    around = np.append((stop[:-1] > spans.start_ps[at][1:]) & (lane[:-1] == lane[1:]), False)
+    at = at[~around[: len(at)]]
+    return at[np.argsort(spans.start_ps[at], kind="stable")]
+
+
+def partition(
+    start: np.ndarray, stop: np.ndarray, layers: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
+    """Divides windows of time among layers. Each moment counts for the first layer that covers it.
+
+    Args:
+        start: int64 [windows].
+        stop: int64 [windows].
+        layers: Starts and stops of intervals, which may overlap.
+
+    Returns:
+        int64 [layers + 1, windows]; the last row is time that no layer covers. Columns sum to the
+        lengths of the windows.
+    """
+    covered = _NONE
+    before, times = np.zeros(len(start), np.int64), []
+    for layer in layers:
+        covered = union_ps(*map(np.concatenate, zip(covered, layer, strict=True)))
+        inside = _until(covered, stop) - _until(covered, start)
+        times.append(inside - before)
+        before = inside
+    return np.stack([*times, stop - start - before])
+
+
+def _until(intervals: tuple[np.ndarray, np.ndarray], at: np.ndarray) -> np.ndarray:
+    """Returns how much time of intervals, ordered and apart, lies before each of some times."""
+    start, stop = intervals
+    if not len(start):
+        return np.zeros(len(at), np.int64)
+    total = np.append(0, np.cumsum(stop - start))
+    last = np.searchsorted(start, at, side="right")
+    return total[last] - np.where(last > 0, np.maximum(stop[last - 1] - at, 0), 0)
+
+
+def _rows(
+    recording: Recording,
+    host: int,
+    marks: np.ndarray,
+    layers: Sequence[np.ndarray],
+    devices: Sequence[np.ndarray],
+    firsts: dict[tuple[str, int], int],
+) -> list[StepRow]:
+    spans, runs = recording.spans, recording.operations
+    if not len(marks):
+        return []
+    thread = (spans.host == host) & np.isin(spans.lane, spans.lane[marks])
+    start = spans.start_ps[marks]
+    stop = np.append(start[1:], start[-1] + spans.duration_ps[marks[-1]])
+    mine = [_intervals(spans, thread & layer) for layer in layers]
+    local = runs.host == host
+    times = [
+        partition(start, stop, [*(_intervals(runs, on & layer) for layer in devices), *mine])
+        for on in (local & (runs.device == device) for device in np.unique(runs.device[local]))
+    ]
+    mean = np.mean(times or [partition(start, stop, [_NONE] * len(devices) + mine)], axis=0) / 1e6
+    numbers = spans.step[marks] if (spans.step[marks] >= 0).all() else np.arange(len(marks))
+    rows = []
+    for i, mark in enumerate(marks.tolist()):
+        first = firsts.get(_key(spans, mark))
+        work, collective, inside, compiling, data, dispatch, other, idle = mean[:, i].tolist()
+        row = StepRow(
+            step=int(numbers[i]),
+            name=spans.names[spans.code[mark]],
+            host=recording.hosts[host],
+            wall_us=int(stop[i] - start[i]) / 1e6,
+            compute_us=work + inside,
+            collective_us=collective,
+            compile_us=compiling,
+            input_us=data,
+            dispatch_us=dispatch,
+            other_us=other,
+            idle_us=idle,
+            skew_us=None if first is None else (_epoch_ps(recording, host, mark) - first) / 1e6,
+        )
+        rows.append(row)
+    return rows
+
+
+def _host_layers(spans: Spans) -> list[np.ndarray]:
+    """Returns masks of the spans: compile, input, dispatch, other."""
+    of_user = activity.of_user(spans)
+    compiles = activity.compiles(spans) | (of_user & spans.named("compile"))
+    other = of_user & (spans.step < 0)
+    if not (spans.step >= 0).any():
+        other &= ~spans.named(*ENGINE)
+    return [compiles, of_user & spans.named(INPUT), activity.calls(spans), other]
+
+
+def _device_layers(recording: Recording) -> list[np.ndarray]:
+    """Returns masks of the runs: work, collectives, and loops and calls around them."""
+    runs = recording.operations
+    layers = np.zeros((3, len(runs)), bool)
+    for (host, program), module in recording.modules.items():
+        at = np.flatnonzero((runs.host == host) & (runs.program == program))
+        kinds = np.zeros(len(runs.names), np.int64)
+        for code in np.unique(runs.code[at]).tolist():
+            instruction = module.instructions.get(runs.names[code])
+            category = category_of(module, instruction) if instruction else ""
+            kinds[code] = {"collective": 1, "control": 2}.get(category, 0)
+        layers[kinds[runs.code[at]], at] = True
+    layers[0] |= ~layers.any(0)
+    return list(layers)
+
+
+def _intervals(events: Spans | Operations, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    start = events.start_ps[mask]
+    return start, start + events.duration_ps[mask]
+
+
+def _firsts(recording: Recording, marks: Sequence[np.ndarray]) -> dict[tuple[str, int], int]:
+    """Returns the earliest start of each step; empty for one host, or one without a clock."""
+    firsts: dict[tuple[str, int], int] = {}
+    if len(marks) < 2 or None in recording.start_ns:
+        return firsts
+    spans = recording.spans
+    for host, at in enumerate(marks):
+        for mark in at.tolist():
+            key, start = _key(spans, mark), _epoch_ps(recording, host, mark)
+            firsts[key] = min(firsts.get(key, start), start)
+    return firsts
+
+
+def _key(spans: Spans, mark: int) -> tuple[str, int]:
+    return spans.names[spans.code[mark]], int(spans.step[mark])
+
+
+def _epoch_ps(recording: Recording, host: int, mark: int) -> int:
+    """Returns the start of a span by the clock of its host."""
+    return (recording.start_ns[host] or 0) * 1000 + int(recording.spans.start_ps[mark])
+
+
+def _notes(recording: Recording, host: int, marks: np.ndarray) -> Iterator[str]:
+    spans, runs, name = recording.spans, recording.operations, recording.hosts[host]
+    local = runs.host == host
+    if not len(marks):
+        yield f"{name} has no steps: annotate them with jax.profiler.StepTraceAnnotation."
+        return
+    devices = len(np.unique(runs.device[local]))
+    if devices > 1:
+        yield f"{name} has {devices} devices; the times of a step are their mean."
+    if local.any():
+        stop = int((runs.start_ps + runs.duration_ps)[local].max())
+        late = stop - int(spans.start_ps[marks[-1]] + spans.duration_ps[marks[-1]])
+        if late > 0:
+            yield f"The devices of {name} worked for {late / 1e6:,.0f} us after its last step."

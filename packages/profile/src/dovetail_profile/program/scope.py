@@ -14,11 +14,12 @@ import re
 
 # Names that JAX gives to structure, and no user to a module.
 _STRUCTURE = re.compile(
-    "while|body|cond|scan|closed_call|eval_jaxpr|rematted_computation|checkpoint|remat|pjit|"
+    "while|body|cond|scan|closed_call|eval_jaxpr|rematted_computation|pjit|"
     r"custom_[jv]+p_call|shard_map|branch_\d+_fun|trips=.*|.*->.*"
 )
 _CALLED = re.compile(r"(jit|pjit|xla_call|custom_jvp|custom_vjp)\((.*)\)")
 _TRANSFORM = re.compile(r"\w+\((.*)\)")
+_RECOMPUTED = re.compile("checkpoint|remat2?")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -29,13 +30,27 @@ def scope_of(op_name: str) -> str:
     'layers.0.mlp'
     """
     names: list[str] = []
-    for segment in _segments(op_name)[:-1]:  # the last is the primitive
+    *segments, primitive = _segments(op_name)
+    for segment in segments:
         while not _CALLED.fullmatch(segment) and (inner := _TRANSFORM.fullmatch(segment)):
             segment = inner[1]
         for name in segment.split("/"):
-            if name and not _STRUCTURE.fullmatch(name) and not _CALLED.fullmatch(name):
+            if _RECOMPUTED.fullmatch(name):
+                names = _without_repeat(names)
+            elif name and not _STRUCTURE.fullmatch(name) and not _CALLED.fullmatch(name):
                 names.append(name)
-    return ".".join(names)
+    return ".".join(_without_repeat(names) if _RECOMPUTED.fullmatch(primitive) else names)
+
+
+def _without_repeat(names: list[str]) -> list[str]:
+    """Returns names without the second of two equal halves at their end.
+
+    In the backward pass JAX names the scopes around `jax.checkpoint` twice.
+    """
+    for size in range(len(names) // 2, 0, -1):
+        if names[-size:] == names[-2 * size : -size]:
+            return names[:-size]
+    return names
 
 
 def _segments(op_name: str) -> list[str]:

@@ -7,8 +7,10 @@ import dataclasses
 import numpy as np
 
 from dovetail_profile.table import Table
-from dovetail_profile.tables.work import Work, total, unjoined, work_of
+from dovetail_profile.tables.work import Work, distinct, total, unjoined, work_of
 from dovetail_profile.trace.recording import Recording
+
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +75,15 @@ def wall_times(recording: Recording) -> dict[tuple[int, int], np.ndarray]:
     runs = recording.operations
     if not len(runs):
         return {}
-    keys = np.stack([runs.host, runs.program, runs.device, runs.run])
-    order = np.lexsort(keys[::-1])
-    keys = keys[:, order]
-    first = np.append(0, 1 + np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(0)))
-    start = np.minimum.reduceat(runs.start_ps[order], first)
-    stop = np.maximum.reduceat((runs.start_ps + runs.duration_ps)[order], first)
-    host, program = keys[:2, first]
+    key = np.zeros(len(runs), np.int64)
+    for column in (runs.run, runs.device, runs.program, runs.host):
+        values, place = distinct(column)
+        key = key * len(values) + place
+    keys, place = distinct(key)
+    start, stop = np.full(len(keys), _NEVER), np.full(len(keys), -_NEVER)
+    np.minimum.at(start, place, runs.start_ps)
+    np.maximum.at(stop, place, runs.start_ps + runs.duration_ps)
+    host, program = np.zeros((2, len(keys)), np.int64)
+    host[place], program[place] = runs.host, runs.program
     pairs = set(zip(host.tolist(), program.tolist(), strict=True))
     return {(h, p): (stop - start)[(host == h) & (program == p)] for h, p in pairs}

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, get_args
 
+import numpy as np
+
 from dovetail_profile.table import Table
 from dovetail_profile.tables.work import Work, total, unjoined, work_of
 from dovetail_profile.trace.recording import Recording
@@ -50,13 +52,13 @@ def _op(work: Work) -> Hashable:
     return work.program_name, work.name, work.opcode, shape, work.frame, work.scope
 
 
-_KEYS: dict[By, Callable[[Work], Hashable]] = {
+_KEYS: dict[str, Callable[[Work], Hashable]] = {
     "op": _op,
     "source": lambda work: work.frame and (work.frame.file, work.frame.line),
     "scope": lambda work: work.scope,
     "category": lambda work: work.category,
 }
-_NAMES: dict[By, Callable[[Work], str]] = {
+_NAMES: dict[str, Callable[[Work], str]] = {
     "op": lambda work: work.name,
     "source": lambda work: str(work.frame or "(no source)"),
     "scope": lambda work: work.scope or "(no scope)",
@@ -64,10 +66,14 @@ _NAMES: dict[By, Callable[[Work], str]] = {
 }
 
 
-def ops(recording: Recording, by: By = "op") -> Table[OpRow]:
+def ops(recording: Recording, by: str = "op") -> Table[OpRow]:
     """Returns the time of devices, summed over hosts, devices and their threads.
 
     Equal instructions of programs with one name (each host has its own) share a row.
+
+    Args:
+        recording: The trace.
+        by: See `By`.
 
     Raises:
         ValueError: `by` has another value.
@@ -113,5 +119,5 @@ def _most(works: Sequence[Work], value: Callable[[Work], str]) -> str:
 
 
 def _lanes(recording: Recording) -> tuple[str, ...]:
-    lanes = len(set(recording.operations.lane.tolist()))
+    lanes = np.count_nonzero(np.bincount(recording.operations.lane))
     return (f"Times are sums over {lanes} threads or streams of devices.",) if lanes > 1 else ()

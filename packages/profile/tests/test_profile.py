@@ -1,0 +1,39 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A profile of a trace on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from dovetail_profile.profile import Profile, read
+from dovetail_profile.tables import modules, ops, spans, steps
+from dovetail_profile.trace.files import load
+from dovetail_profile.trace.recording import Recording
+
+
+def test_a_profile_has_the_tables_of_the_trace(trace: Path) -> None:
+    profile, recording = read(trace), load(trace)
+    assert profile.hosts == recording.hosts
+    assert profile.warnings == recording.notes
+    assert profile.ops() == ops.ops(recording, "op")
+    assert profile.ops("scope") == ops.ops(recording, "scope")
+    assert profile.ops(by="scope") == profile.ops("scope")
+    assert profile.steps() == steps.steps(recording)
+    assert profile.annotations() == spans.annotations(recording)
+    assert profile.modules() == modules.modules(recording)
+    assert not any(row.delta_us for row in profile.diff(read(trace)))
+    assert f"runs={len(recording.operations):,}" in repr(profile)
+
+
+def test_tables_are_computed_once_for_each_profile(recording: Recording) -> None:
+    profile = Profile(recording)
+    assert profile.ops() is profile.ops()
+    assert profile.ops("source") is not profile.ops("category")
+    assert profile.steps() is profile.steps()
+    assert Profile(recording).steps() is not profile.steps()
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="trace"):
+        read(tmp_path / "nothing")

@@ -1,0 +1,126 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of a program: their groups of devices, and the bytes that each device has to send.
+
+On a ring of n devices a device sends, of an array of S bytes,
+
+    all-reduce                          2 (n - 1) / n S     S: the array
+    all-gather, reduce-scatter          (n - 1) / n S       S: the array of the whole group
+    all-to-all                          (n - 1) / n S       S: the part of a device
+    collective-permute, -broadcast      S
+
+No algorithm without reduction in the network sends less. These are the factors of the bus bandwidth
+in doc/PERFORMANCE.md of NVIDIA's nccl-tests.
+
+Source of the fields: xla/service/hlo.proto and xla/xla_data.proto of the OpenXLA repository.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from dovetail_profile.program.module import Instruction, Module
+from dovetail_profile.wire import Message
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Collective:
+    """A collective of a program.
+
+    Attributes:
+        kind: One of `KINDS`, also of its start.
+        instruction: The instruction that communicates.
+        start: The instruction that runs: itself, or the fusion or asynchronous call around it.
+        done: The instruction that waits for its end; None if it is synchronous.
+        group_size: Devices that exchange data; None if the program does not say.
+        groups: Number of such groups; None likewise.
+        bytes: Bytes that a device has to send, at least; None likewise, or if data decide.
+    """
+
+    kind: str
+    instruction: Instruction
+    start: Instruction
+    done: Instruction | None
+    group_size: int | None
+    groups: int | None
+    bytes: float | None
+
+
+def collectives_of(module: Module) -> Iterator[Collective]:
+    """Yields the collectives of a program."""
+    everything = module.instructions.values()
+    around = {
+        number: x
+        for x in everything
+        if x.opcode in ("fusion", "async-start")
+        for number in x.called
+    }
+    after = {
+        number: x
+        for x in everything
+        if x.opcode.endswith(("-done", "-update"))
+        for number in x.operands
+    }
+    for computation in module.computations.values():
+        for x in computation.instructions:
+            kind = x.opcode.removesuffix("-start")
+            if kind in KINDS:
+                start = around.get(computation.id, x)
+                done = after.get(start.id)
+                while done and done.opcode.endswith("-update"):
+                    done = after.get(done.id)
+                size, groups = _groups(x)
+                yield Collective(kind, x, start, done, size, groups, _bytes(kind, x, size))
+
+
+def _groups(x: Instruction) -> tuple[int | None, int | None]:
+    """Returns the size of the largest group, and the number of groups."""
+    fields = x.attributes
+    if 52 in fields:
+        return _rings([(m.integer(1), m.integer(2)) for m in fields.messages(52)])
+    iota = fields.message(92 if 92 in fields else 87)
+    if 92 not in fields:  # once it was a part of the list
+        iota = iota.message(2)
+    if size := iota.integer(2):
+        return size, iota.integer(1)
+    if 93 in fields:
+        mesh, axes = fields.message(93).message(1), fields.message(93).messages(2)
+        sizes = [axis.integer(2) for axis in mesh.messages(1)]
+        size = math.prod(axis.message(2).integer(2) or sizes[axis.integer(1)] for axis in axes)
+        return size, math.prod(sizes) // size
+    groups = fields.message(87).views(1) or fields.views(49)
+    lengths = [len(Message(group).integers(1)) for group in groups]
+    return (max(lengths), len(lengths)) if lengths else (None, None)
+
+
+def _rings(pairs: list[tuple[int, int]]) -> tuple[int, int]:
+    """Returns the size of the largest set of devices that pairs connect, and the number of sets."""
+    sets: dict[int, set[int]] = {}
+    for source, target in pairs:
+        union = sets.get(source, {source}) | sets.get(target, {target})
+        sets.update(dict.fromkeys(union, union))
+    sizes = [len(devices) for number, devices in sets.items() if number == min(devices)]
+    return max(sizes, default=0), len(sizes)
+
+
+def _bytes(kind: str, x: Instruction, n: int | None) -> float | None:
+    if not n or kind == "ragged-all-to-all":
+        return None
+    # A start returns its operands too, and perhaps a context.
+    with_operands = x.opcode in ("all-gather-start", "collective-permute-start")
+    size = (x.shape.elements[1] if with_operands else x.shape).bytes
+    if kind.startswith("collective"):
+        return float(size) if n > 1 else 0.0
+    if kind == "reduce-scatter":
+        size *= n  # it returns one of n parts
+    return (2 if kind == "all-reduce" else 1) * (n - 1) / n * size

@@ -40,11 +40,11 @@ class Executions(NamedTuple):
     """Runs of a computation in one run of the program.
 
     Attributes:
-        count: The number of runs.
+        runs: The number of runs.
         exact: False if a loop around it has unknown rounds, counted as one, or if it is a branch.
     """
 
-    count: int
+    runs: int
     exact: bool
 
 
@@ -79,7 +79,7 @@ class Costs:
         counts: dict[int, int] = defaultdict(int)
         exact: dict[int, bool] = defaultdict(lambda: True)
         counts[self._module.entry.id] = 1
-        for number in reversed(self._module.computations):  # callers before callees
+        for number in reversed(tuple(self._module.computations)):  # callers before callees
             for x in self._module.computations[number].instructions if counts[number] else ():
                 trips = self.trips(x) if x.opcode == "while" else None
                 known = x.opcode not in ("while", "conditional") or trips is not None

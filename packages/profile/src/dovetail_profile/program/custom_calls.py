@@ -18,9 +18,9 @@ from dovetail_profile.program.module import Instruction
 from dovetail_profile.program.shape import Shape
 
 # Markers for the compiler, which do nothing.
-_MARKERS = frozenset(
-    "AllocateBuffer AssumeGatherIndicesInBound MoveToDevice MoveToHost PinToDevice PinToHost "
-    "Sharding SPMDFullToShardShape SPMDShardToFullShape annotate_device_placement".split()
+_MARKERS = re.compile(
+    "AllocateBuffer|AssumeGatherIndicesInBound|(MoveTo|PinTo)(Device|Host)|Sharding|"
+    "SPMD(FullToShard|ShardToFull)Shape|annotate_device_placement"
 )
 _MATMULS = frozenset({"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"})
 _ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^}]*\})')
@@ -51,7 +51,7 @@ def stated(x: Instruction, operands: Sequence[Shape]) -> Stated:
         operands: Shapes of its operands.
     """
     name = target(x)
-    if name in _MARKERS:
+    if _MARKERS.fullmatch(name):
         return Stated(0, 0, 0)
     moved = sum(shape.bytes for shape in operands) + x.shape.bytes
     result = x.shape.elements[0] if x.shape.elements else x.shape  # the others are workspace

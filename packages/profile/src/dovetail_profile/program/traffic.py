@@ -12,19 +12,24 @@ from collections import defaultdict
 
 from dovetail_profile.program.module import Computation, Instruction, Module
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Pointers, names and order: no bytes move.
-_FREE = frozenset(
+_FREE = _words(
     "add-dependency after-all all-gather-done all-reduce-done async-done async-start async-update "
     "bitcast call collective-permute-done conditional constant copy-done domain "
     "get-dimension-size get-tuple-element opt-barrier optimization-barrier parameter partition-id "
-    "recv-done replica-id send-done set-dimension-size tuple while".split()
+    "recv-done replica-id send-done set-dimension-size tuple while"
 )
 # Each element of the result needs at most one of the first operand.
 _SELECTING = frozenset({"broadcast", "dynamic-slice", "gather", "slice"})
 # Elements of the result need many of the operands.
-_MIXING = frozenset(
+_MIXING = _words(
     "cholesky convolution custom-call dot fft ragged-dot reduce-window scaled-dot "
-    "select-and-scatter sort triangular-solve".split()
+    "select-and-scatter sort triangular-solve"
 )
 _UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 _IMMEDIATE = 8  # elements of a constant that a compiled loop holds in its code
@@ -93,10 +98,10 @@ class Traffic:
     def _updated(self, root: Instruction) -> Instruction | None:
         """Returns the update of a parameter that is the result, or None."""
         update = self._behind(root)
-        if update.opcode in _UPDATES:
-            if self._behind(self._module.by_id[update.operands[0]]).opcode == "parameter":
-                return update
-        return None
+        if update.opcode not in _UPDATES:
+            return None
+        target = self._behind(self._module.by_id[update.operands[0]])
+        return update if target.opcode == "parameter" else None
 
     def _behind(self, x: Instruction) -> Instruction:
         while x.opcode in ("bitcast", "get-tuple-element"):

@@ -1,0 +1,90 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Costs of a compiled program that never ran."""
+
+import dataclasses
+
+import jax
+
+from dovetail_profile._compat import module_of_compiled
+from dovetail_profile.program.cost import Cost, Costs, Loops
+from dovetail_profile.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class CostRow:
+    """The cost of an instruction in one run of the program, on one device.
+
+    Attributes:
+        instruction: Its name in the HLO.
+        opcode: As in HLO's text.
+        source: File and line.
+        scope: The module path.
+        executions: Runs of the instruction: the product of the rounds of the loops around it.
+        exact: False if a loop around it has unknown rounds, counted as one, or if it runs only in
+            one branch of a conditional.
+        flops: Floating-point operations of all its runs; None if there is no rule.
+        bytes: Bytes that all its runs read and write; None likewise.
+        transcendentals: Exponentials, logarithms, roots and the like; None likewise.
+        intensity: FLOPs per byte; None likewise, or if no bytes move.
+    """
+
+    instruction: str
+    opcode: str
+    source: str
+    scope: str
+    executions: int
+    exact: bool
+    flops: float | None
+    bytes: float | None
+    transcendentals: float | None
+    intensity: float | None
+
+
+def costs(compiled: jax.stages.Compiled, *, loops: Loops = "counted") -> Table[CostRow]:
+    """Returns FLOPs and bytes of the instructions of a compiled program, the most FLOPs first.
+
+    They are counted from the optimized HLO, so that the devices may be absent. Instructions that
+    neither compute nor move bytes have no row.
+
+    Args:
+        compiled: From `jax.jit(f).lower(...).compile()`.
+        loops: "counted" multiplies by the rounds of loops, where they are known. "once" counts the
+            body of a loop once, as `compiled.cost_analysis()` does.
+
+    Returns:
+        A row for each instruction. The notes name what has no FLOP count.
+
+    Raises:
+        TypeError: `compiled` is something else. The text says what to write.
+        ValueError: `loops` is another word.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> from dovetail_profile.costs import costs
+        >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        >>> costs(jax.jit(lambda x: x @ x).lower(x).compile())[0].flops
+        524288.0
+    """
+    if loops not in ("once", "counted"):
+        raise ValueError(f"loops must be 'once' or 'counted', got {loops!r}")
+    module = module_of_compiled(compiled)
+    counter = Costs(module)
+    rows = []
+    for number, (runs, exact) in counter.executions.items():
+        for x in module.computations[number].instructions:
+            cost = counter.of(x)
+            if cost == Cost(0, 0, 0):
+                continue
+            count = runs if loops == "counted" else 1
+            values = (n if n is None else float(n * count) for n in dataclasses.astuple(cost))
+            source = str(module.source(x) or "")
+            rows.append(
+                CostRow(x.name, x.opcode, source, x.scope, count, exact, *values, cost.intensity)
+            )
+    rows.sort(key=lambda row: (-(row.flops or 0), -(row.bytes or 0)))
+    notes = [f"{n} x {name}: no FLOP count" for name, n in sorted(counter.unknown.items())]
+    if not all(row.exact for row in rows):
+        notes.append("rows that are not exact: loops of unknown rounds count once, and each branch")
+    return Table(CostRow, tuple(rows), tuple(notes))

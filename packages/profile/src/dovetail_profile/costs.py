@@ -78,10 +78,23 @@ def costs(compiled: jax.stages.Compiled, *, loops: Loops = "counted") -> Table[C
             if cost == Cost(0, 0, 0):
                 continue
             count = runs if loops == "counted" else 1
-            values = (n if n is None else float(n * count) for n in dataclasses.astuple(cost))
-            source = str(module.source(x) or "")
+            flops, moved, transcendentals = (
+                None if n is None else n * count
+                for n in (cost.flops, cost.bytes, cost.transcendentals)
+            )
             rows.append(
-                CostRow(x.name, x.opcode, source, x.scope, count, exact, *values, cost.intensity)
+                CostRow(
+                    instruction=x.name,
+                    opcode=x.opcode,
+                    source=str(module.source(x) or ""),
+                    scope=x.scope,
+                    executions=count,
+                    exact=exact,
+                    flops=flops,
+                    bytes=moved,
+                    transcendentals=transcendentals,
+                    intensity=cost.intensity,
+                )
             )
     rows.sort(key=lambda row: (-(row.flops or 0), -(row.bytes or 0)))
     notes = [f"{n} x {name}: no FLOP count" for name, n in sorted(counter.unknown.items())]

@@ -10,13 +10,40 @@ Source: xla/service/hlo_cost_analysis.h in the OpenXLA repository.
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from dovetail_profile.program.convolution import multiply_adds
 from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.program.shape import Shape
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Instructions whose computations run as instructions of their own.
+CONTROL = frozenset({"while", "call", "conditional", "async-start"})
+
+_ELEMENTWISE = _words(
+    "abs add and bitcast-convert ceil clamp compare complex convert count-leading-zeros divide "
+    "floor imag is-finite maximum minimum multiply negate not or popcnt real reduce-precision "
+    "remainder round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
+    "shift-right-logical sign stochastic-convert subtract xor"
+) | {"all-reduce", "all-reduce-start"}  # as if two devices added their values
+_TRANSCENDENTAL = _words(
+    "acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-minus-one "
+    "log log-plus-one logistic power rng rng-bit-generator rsqrt sine sinh sqrt tan tanh"
+)
+_MOVEMENT = _words(
+    "add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done "
+    "all-to-all async-done async-update bitcast broadcast collective-broadcast "
+    "collective-permute collective-permute-done collective-permute-start concatenate constant "
+    "copy copy-done copy-start domain dynamic-reshape dynamic-slice dynamic-update-slice gather "
+    "get-dimension-size get-tuple-element infeed iota opt-barrier optimization-barrier outfeed "
+    "pad parameter partition-id ragged-all-to-all recv recv-done replica-id reshape reverse "
+    "rng-get-and-update-state send send-done set-dimension-size slice transpose tuple"
+)
 
 
 class Work(NamedTuple):
@@ -29,41 +56,6 @@ class Work(NamedTuple):
 
     flops: float = 0.0
     transcendentals: float = 0.0
-
-    def plus(self, other: "Work") -> "Work":
-        """Returns the sum."""
-        return Work(self.flops + other.flops, self.transcendentals + other.transcendentals)
-
-    def times(self, count: float) -> "Work":
-        """Returns the work of `count` runs."""
-        return Work(self.flops * count, self.transcendentals * count)
-
-
-# Instructions whose computations run as instructions of their own.
-CONTROL = frozenset({"while", "call", "conditional", "async-start"})
-
-_ELEMENTWISE = re.findall(
-    r"\S+",
-    "abs add and bitcast-convert ceil clamp compare complex convert count-leading-zeros divide "
-    "floor imag is-finite maximum minimum multiply negate not or popcnt real reduce-precision "
-    "remainder round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
-    "shift-right-logical sign stochastic-convert subtract xor",
-)
-_TRANSCENDENTAL = re.findall(
-    r"\S+",
-    "acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-minus-one log "
-    "log-plus-one logistic power rng rng-bit-generator rsqrt sine sinh sqrt tan tanh",
-)
-_MOVEMENT = re.findall(
-    r"\S+",
-    "add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done "
-    "all-to-all async-done async-update bitcast broadcast collective-broadcast collective-permute "
-    "collective-permute-done collective-permute-start concatenate constant copy copy-done "
-    "copy-start domain dynamic-reshape dynamic-slice dynamic-update-slice gather "
-    "get-dimension-size get-tuple-element infeed iota opt-barrier optimization-barrier outfeed pad "
-    "parameter partition-id ragged-all-to-all recv recv-done replica-id reshape reverse "
-    "rng-get-and-update-state send send-done set-dimension-size slice transpose tuple",
-)
 
 
 class Arithmetic:
@@ -78,158 +70,105 @@ class Arithmetic:
 
         Loops, calls and conditionals do none: the instructions in their computations do.
         """
-        rule = _RULES.get(x.opcode)
-        return rule(self, x) if rule else None
+        opcode = x.opcode
+        if opcode in _MOVEMENT or opcode in CONTROL:
+            return Work()
+        if opcode in _ELEMENTWISE:
+            return Work(float(x.shape.size))
+        if opcode in _TRANSCENDENTAL:
+            return Work(0.0, float(x.shape.size))
+        if rule := _RULES.get(opcode):
+            return Work(float(rule(x, self._operands(x))))
+        if runs := _RUNS.get(opcode):
+            works = (self.of_computation(number) for number in x.called)
+            return _sum(zip(runs(x, self._operands(x)), works, strict=True))
+        return None
 
     def of_computation(self, number: int) -> Work | None:
         """Returns the work of one run of a computation; None if an instruction has no rule."""
         if number not in self._computations:
-            self._computations[number] = self._sum(number)
+            works: list[tuple[int, Work | None]] = []
+            for x in self._module.computations[number].instructions:
+                works.append((1, self.of(x)))
+                if x.opcode in CONTROL:
+                    works += [(1, self.of_computation(called)) for called in x.called]
+            self._computations[number] = _sum(works)
         return self._computations[number]
 
-    def shape(self, x: Instruction, operand: int) -> Shape:
-        """Returns the shape of an operand."""
-        return self._module.by_id[x.operands[operand]].shape
-
-    def repeated(self, x: Instruction, runs: float, called: int = 0) -> Work | None:
-        """Returns the work of a number of runs of a computation that an instruction applies."""
-        work = self.of_computation(x.called[called])
-        return work.times(runs) if work else None
-
-    def _sum(self, number: int) -> Work | None:
-        total = Work()
-        for x in self._module.computations[number].instructions:
-            works = [self.of(x)]
-            if x.opcode in CONTROL:
-                works += map(self.of_computation, x.called)
-            for work in works:
-                if work is None:
-                    return None
-                total = total.plus(work)
-        return total
+    def _operands(self, x: Instruction) -> list[Shape]:
+        return [self._module.by_id[i].shape for i in x.operands]
 
 
-Rule = Callable[[Arithmetic, Instruction], Work | None]
+def _sum(works: Iterable[tuple[int, Work | None]]) -> Work | None:
+    flops = transcendentals = 0.0
+    for runs, work in works:
+        if work is None:
+            return None
+        flops += runs * work.flops
+        transcendentals += runs * work.transcendentals
+    return Work(flops, transcendentals)
 
 
-def first(shape: Shape) -> Shape:
-    """Returns the shape, or that of the first element of a tuple."""
+def _first(shape: Shape) -> Shape:
     return shape.elements[0] if shape.elements else shape
 
 
-def _nothing(a: Arithmetic, x: Instruction) -> Work:
-    return Work()
+def _dot(x: Instruction, operands: list[Shape]) -> int:
+    contracting = x.attributes.message(30).integers(1)
+    return 2 * x.shape.size * math.prod(operands[0].dims[i] for i in contracting)
 
 
-def _elementwise(a: Arithmetic, x: Instruction) -> Work:
-    return Work(flops=x.shape.size)
-
-
-def _transcendental(a: Arithmetic, x: Instruction) -> Work:
-    return Work(transcendentals=x.shape.size)
-
-
-def _fusion(a: Arithmetic, x: Instruction) -> Work | None:
-    return a.repeated(x, 1)
-
-
-def _dot(a: Arithmetic, x: Instruction) -> Work:
-    left, contracting = a.shape(x, 0), x.attributes.message(30).integers(1)
-    return Work(2 * x.shape.size * math.prod(left.dims[i] for i in contracting))
-
-
-def _ragged_dot(a: Arithmetic, x: Instruction) -> Work:
+def _ragged_dot(x: Instruction, operands: list[Shape]) -> int:
     """Counts each row once, with the matrix of its own group."""
-    left, numbers = a.shape(x, 0), x.attributes.message(90)
+    numbers = x.attributes.message(90)
     contracting = numbers.message(1).integers(1)
-    products = x.shape.size * math.prod(left.dims[i] for i in contracting)
-    if set(numbers.integers(2)) & set(contracting):  # each group has its own rows, and its result
-        products //= a.shape(x, 2).dims[-1]
-    return Work(2 * products)
+    flops = 2 * x.shape.size * math.prod(operands[0].dims[i] for i in contracting)
+    grouped = set(numbers.integers(2)) & set(contracting)  # each group has a result of its rows
+    return flops // operands[2].dims[-1] if grouped else flops
 
 
-def _convolution(a: Arithmetic, x: Instruction) -> Work:
-    return Work(2 * multiply_adds(x, a.shape(x, 0), a.shape(x, 1), x.shape))
-
-
-def _reduce(a: Arithmetic, x: Instruction) -> Work | None:
-    return a.repeated(x, a.shape(x, 0).size - first(x.shape).size)
-
-
-def _reduce_window(a: Arithmetic, x: Instruction) -> Work | None:
-    result = first(x.shape)
+def _reduce_window(x: Instruction, operands: list[Shape]) -> tuple[int, ...]:
+    result = _first(x.shape)
     windows = x.attributes.message(15).messages(1)
-    runs = (math.prod(w.integer(1) for w in windows) - 1) * result.size
     wide = [i for i, w in enumerate(windows) if w.integer(1) != 1]
     padded = [w for w in windows if w.integer(3) or w.integer(4)]
     if len(wide) == 1 and len(padded) == 1 and not x.shape.elements:
         w, extent = windows[wide[0]], result.dims[wide[0]]
         low, high = w.integer(3), w.integer(4)
         if low == high == extent - 1 and low and w.integer(1) == 2 * low + 1:
-            runs = result.size // extent + extent - 1  # each result is the sum of the whole axis
-    return a.repeated(x, runs)
+            return (result.size // extent + extent - 1,)  # each is the sum of the whole axis
+    return ((math.prod(w.integer(1) for w in windows) - 1) * result.size,)
 
 
-def _select_and_scatter(a: Arithmetic, x: Instruction) -> Work | None:
-    source = a.shape(x, 1).size
+def _select_and_scatter(x: Instruction, operands: list[Shape]) -> tuple[int, ...]:
     window = math.prod(w.integer(1) for w in x.attributes.message(15).messages(1))
-    select, scatter = a.repeated(x, source * (window - 1)), a.repeated(x, source, 1)
-    return select.plus(scatter) if select and scatter else None
+    return operands[1].size * (window - 1), operands[1].size
 
 
-def _scatter(a: Arithmetic, x: Instruction) -> Work | None:
-    return a.repeated(x, a.shape(x, len(x.operands) // 2 + 1).size)
+# FLOPs of an instruction, from the shapes of its operands.
+_RULES: Mapping[str, Callable[[Instruction, list[Shape]], int]] = {
+    "cholesky": lambda x, operands: operands[0].dims[-1] * operands[0].size // 3,
+    "convolution": lambda x, operands: 2 * multiply_adds(x, operands[0], operands[1], x.shape),
+    "dot": _dot,
+    # A complex multiplication is 8.
+    "fft": lambda x, operands: (
+        8 * operands[0].size * math.prod(n.bit_length() - 1 for n in x.attributes.integers(32))
+    ),
+    "ragged-dot": _ragged_dot,
+    # Of one device; XLA counts none.
+    "reduce-scatter": lambda x, operands: sum(s.size for s in operands) - x.shape.size,
+    "scaled-dot": _dot,
+    # Comparisons: n log2(n), rounded up.
+    "sort": lambda x, operands: operands[0].size * max(operands[0].size - 1, 0).bit_length(),
+    "triangular-solve": lambda x, operands: 2 * operands[0].dims[-1] * operands[1].size,
+}
 
-
-def _map(a: Arithmetic, x: Instruction) -> Work | None:
-    return a.repeated(x, x.shape.size)
-
-
-def _sort(a: Arithmetic, x: Instruction) -> Work:
-    size = a.shape(x, 0).size
-    return Work(size * max(size - 1, 0).bit_length())  # log2, rounded up
-
-
-def _fft(a: Arithmetic, x: Instruction) -> Work:
-    factors = math.prod(n.bit_length() - 1 for n in x.attributes.integers(32))
-    return Work(8 * factors * a.shape(x, 0).size)  # a complex multiplication is 8
-
-
-def _cholesky(a: Arithmetic, x: Instruction) -> Work:
-    matrix = a.shape(x, 0)
-    return Work(matrix.dims[-1] * matrix.size // 3)
-
-
-def _triangular_solve(a: Arithmetic, x: Instruction) -> Work:
-    return Work(2 * a.shape(x, 0).dims[-1] * a.shape(x, 1).size)
-
-
-def _reduce_scatter(a: Arithmetic, x: Instruction) -> Work:
-    """Counts the additions of a device; XLA counts none."""
-    return Work(sum(a.shape(x, i).size for i in range(len(x.operands))) - x.shape.size)
-
-
-_RULES: Mapping[str, Rule] = (
-    dict.fromkeys(_MOVEMENT, _nothing)
-    | dict.fromkeys(CONTROL, _nothing)
-    | dict.fromkeys(_ELEMENTWISE, _elementwise)
-    | dict.fromkeys(_TRANSCENDENTAL, _transcendental)
-    | dict.fromkeys(("dot", "scaled-dot"), _dot)
-    # As if two devices added their values.
-    | dict.fromkeys(("all-reduce", "all-reduce-start"), _elementwise)
-    | {
-        "fusion": _fusion,
-        "ragged-dot": _ragged_dot,
-        "convolution": _convolution,
-        "reduce": _reduce,
-        "reduce-window": _reduce_window,
-        "select-and-scatter": _select_and_scatter,
-        "scatter": _scatter,
-        "map": _map,
-        "sort": _sort,
-        "fft": _fft,
-        "cholesky": _cholesky,
-        "triangular-solve": _triangular_solve,
-        "reduce-scatter": _reduce_scatter,
-    }
-)
+# Runs of each computation that an instruction applies.
+_RUNS: Mapping[str, Callable[[Instruction, list[Shape]], tuple[int, ...]]] = {
+    "fusion": lambda x, operands: (1,),
+    "map": lambda x, operands: (x.shape.size,),
+    "reduce": lambda x, operands: (operands[0].size - _first(x.shape).size,),
+    "reduce-window": _reduce_window,
+    "scatter": lambda x, operands: (operands[-1].size,),
+    "select-and-scatter": _select_and_scatter,
+}

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of instructions: floating-point operations and bytes, from the HLO alone."""
 
-import dataclasses
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,29 +10,10 @@ from typing import Literal, NamedTuple
 from dovetail_profile.program import custom_calls, loops
 from dovetail_profile.program.arithmetic import CONTROL, Arithmetic
 from dovetail_profile.program.module import Instruction, Module
+from dovetail_profile.program.run_cost import Cost
 from dovetail_profile.program.traffic import Traffic
 
 Loops = Literal["once", "counted"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The cost of one run. None is unknown.
-
-    Attributes:
-        flops: Additions, multiplications, comparisons and the like, on integers too.
-        bytes: Bytes read and written.
-        transcendentals: Exponentials, logarithms, powers, roots, trigonometric functions.
-    """
-
-    flops: float | None
-    bytes: float | None
-    transcendentals: float | None
-
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs per byte; None if either is unknown, or no bytes move."""
-        return self.flops / self.bytes if self.bytes and self.flops is not None else None
 
 
 class Executions(NamedTuple):
@@ -112,7 +92,7 @@ class Costs:
     def _cost(self, x: Instruction) -> Cost:
         if x.opcode == "custom-call":
             operands = [self._module.by_id[i].shape for i in x.operands]
-            return Cost(*custom_calls.stated(x, operands))
+            return custom_calls.cost_of(x, operands)
         work = self._arithmetic.of(x)
         if work is None:
             moved = self._traffic.of(x) if x.opcode == "fusion" else None

@@ -10,11 +10,12 @@ those that XLA makes of products, convolutions and attention.
 import json
 import math
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dovetail_profile.program.convolution import multiply_adds
 from dovetail_profile.program.module import Instruction
+from dovetail_profile.program.run_cost import Cost
 from dovetail_profile.program.shape import Shape
 
 # Markers for the compiler, which do nothing.
@@ -22,20 +23,8 @@ _MARKERS = re.compile(
     "AllocateBuffer|AssumeGatherIndicesInBound|(MoveTo|PinTo)(Device|Host)|Sharding|"
     "SPMD(FullToShard|ShardToFull)Shape|annotate_device_placement"
 )
-_MATMULS = frozenset({"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"})
 _ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^}]*\})')
 _ATTRIBUTE = re.compile(r"\b(flops|recomputed_flops|transcendentals|bytes_accessed) = (\d+) : ")
-
-
-class Stated(NamedTuple):
-    """The cost of a custom call. None is unknown."""
-
-    flops: float | None
-    bytes: float | None
-    transcendentals: float | None
-
-
-UNKNOWN = Stated(None, None, None)
 
 
 def target(x: Instruction) -> str:
@@ -43,64 +32,59 @@ def target(x: Instruction) -> str:
     return x.attributes.text(28)
 
 
-def stated(x: Instruction, operands: Sequence[Shape]) -> Stated:
+def cost_of(x: Instruction, operands: Sequence[Shape]) -> Cost:
     """Returns the cost of a custom call.
 
     Args:
         x: The custom call.
         operands: Shapes of its operands.
     """
-    name = target(x)
+    name, config = target(x), x.attributes.text(43)
     if _MARKERS.fullmatch(name):
-        return Stated(0, 0, 0)
-    moved = sum(shape.bytes for shape in operands) + x.shape.bytes
-    result = x.shape.elements[0] if x.shape.elements else x.shape  # the others are workspace
-    if name.startswith("__onednn$matmul"):
-        return Stated(_matmul(operands, result), moved, 0)
-    if name.startswith("__cudnn$conv"):
-        return Stated(_convolution(x, name, operands, result), moved, 0)
-    config = x.attributes.text(43)
-    if name in _MATMULS:
-        numbers = _find(config, "dot_dimension_numbers")
-        contracting = [int(i) for i in numbers.get("lhs_contracting_dimensions", ())]
-        width = math.prod(operands[0].dims[i] for i in contracting)
-        return Stated(2 * result.size * width if contracting else None, moved, 0)
-    if name.startswith("__cudnn$fmha"):
-        return Stated(_attention(config, "Backward" in name, operands), moved, None)
-    if estimate := _ESTIMATE.search(config):
-        values = json.loads(estimate[1])
-    else:
-        values = {key: int(value) for key, value in _ATTRIBUTE.findall(config)}
+        return Cost(0.0, 0.0, 0.0)
+    moved = float(sum(shape.bytes for shape in operands) + x.shape.bytes)
+    for prefix, rule in _LIBRARY.items():
+        if name.startswith(prefix):
+            flops = rule(x, operands, config)
+            return Cost(None if flops is None else float(flops), moved, None)
+    estimate = _ESTIMATE.search(config)
+    values = json.loads(estimate[1]) if estimate else dict(_ATTRIBUTE.findall(config))
+    values = {key: float(value) for key, value in values.items()}
     if not values:
-        return UNKNOWN
+        return Cost(None, None, None)
     flops = values.get("flops")
     if flops is not None:
-        flops += values.get("recomputed_flops", 0)
-    return Stated(flops, values.get("bytes_accessed", moved), values.get("transcendentals"))
+        flops += values.get("recomputed_flops", 0.0)
+    return Cost(flops, values.get("bytes_accessed", moved), values.get("transcendentals"))
 
 
-def _matmul(operands: Sequence[Shape], result: Shape) -> float:
+def _product(x: Instruction, operands: Sequence[Shape], config: str) -> int | None:
+    numbers = _find(config, "dot_dimension_numbers")
+    contracting = [int(i) for i in numbers.get("lhs_contracting_dimensions", ())]
+    inner = math.prod(operands[0].dims[i] for i in contracting)
+    return 2 * _result(x).size * inner if contracting else None
+
+
+def _onednn(x: Instruction, operands: Sequence[Shape], config: str) -> int:
     """Counts a product from sizes alone: of [b, m, k] and [b, k, n] to [b, m, n]."""
     left, right = operands[:2]
-    batch = math.prod(right.dims[:-2])
-    inner = math.isqrt(left.size * right.size // max(result.size * batch, 1))
-    return 2 * result.size * inner
+    size = _result(x).size
+    square = left.size * right.size // max(size * math.prod(right.dims[:-2]), 1)
+    return 2 * size * math.isqrt(square)
 
 
-def _convolution(x: Instruction, name: str, operands: Sequence[Shape], result: Shape) -> float:
+def _convolution(x: Instruction, operands: Sequence[Shape], config: str) -> int:
     """Counts the convolution whose gradient the call may be: both have the same products."""
     first, second = operands[:2]
-    if "BackwardInput" in name:
-        shapes = result, second, first
-    elif "BackwardFilter" in name:
-        shapes = first, result, second
-    else:
-        shapes = first, second, result
-    return 2 * multiply_adds(x, *shapes)
+    if "BackwardInput" in target(x):
+        return 2 * multiply_adds(x, _result(x), second, first)
+    if "BackwardFilter" in target(x):
+        return 2 * multiply_adds(x, first, _result(x), second)
+    return 2 * multiply_adds(x, first, second, _result(x))
 
 
-def _attention(config: str, backward: bool, operands: Sequence[Shape]) -> float | None:
-    """Counts the products of attention without the scores that the mask skips as a block.
+def _attention(x: Instruction, operands: Sequence[Shape], config: str) -> float | None:
+    """Counts the products of attention, and of scores only those that a causal mask shows.
 
     The backward pass has twice the products of the forward pass, and the scores again.
     """
@@ -112,10 +96,22 @@ def _attention(config: str, backward: bool, operands: Sequence[Shape]) -> float 
     if "CAUSAL" in str(_find(config, "mask_type")):
         window = int(_find(config, "sliding_window_length") or 0) or queries
         scores = sum(max(min(q, keys) - max(q - window, 0), 0) for q in range(1, queries + 1))
-    key_width = operands[0].dims[-1]
-    value_width = key_width if backward else operands[2].dims[-1]
-    flops = 2 * batch * heads * scores * (key_width + value_width)
-    return flops * 2.5 if backward else flops
+    backward = "Backward" in target(x)
+    width = operands[0].dims[-1] + (operands[0] if backward else operands[2]).dims[-1]
+    return 2 * batch * heads * scores * width * (2.5 if backward else 1)
+
+
+# By the start of the target.
+_LIBRARY: Mapping[str, Callable[[Instruction, Sequence[Shape], str], float | None]] = {
+    "__cublas$": _product,
+    "__onednn$matmul": _onednn,
+    "__cudnn$conv": _convolution,
+    "__cudnn$fmha": _attention,
+}
+
+
+def _result(x: Instruction) -> Shape:
+    return x.shape.elements[0] if x.shape.elements else x.shape  # the others are workspace
 
 
 def _find(config: str, key: str) -> Any:

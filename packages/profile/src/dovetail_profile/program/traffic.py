@@ -19,19 +19,19 @@ def _words(text: str) -> frozenset[str]:
 
 # Pointers, names and order: no bytes move.
 _FREE = _words(
-    "add-dependency after-all all-gather-done all-reduce-done async-done async-start async-update "
-    "bitcast call collective-permute-done conditional constant copy-done domain "
-    "get-dimension-size get-tuple-element opt-barrier optimization-barrier parameter partition-id "
-    "recv-done replica-id send-done set-dimension-size tuple while"
+    "add-dependency after-all all-gather-done all-reduce-done async-done async-start "
+    "async-update bitcast call collective-permute-done conditional constant copy-done domain "
+    "get-dimension-size get-tuple-element opt-barrier optimization-barrier parameter "
+    "partition-id recv-done replica-id send-done set-dimension-size tuple while"
 )
-# Each element of the result needs at most one of the first operand.
-_SELECTING = frozenset({"broadcast", "dynamic-slice", "gather", "slice"})
-# Elements of the result need many of the operands.
+# Each element of the result is one of the first operand.
+_SELECTING = frozenset({"dynamic-slice", "gather", "slice"})
+_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
+# An element of the result needs many of the operands.
 _MIXING = _words(
     "cholesky convolution custom-call dot fft ragged-dot reduce-window scaled-dot "
     "select-and-scatter sort triangular-solve"
 )
-_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 _IMMEDIATE = 8  # elements of a constant that a compiled loop holds in its code
 
 
@@ -43,94 +43,73 @@ class Traffic:
 
     def of(self, x: Instruction) -> float:
         """Returns the bytes of one run of an instruction."""
-        result = x.shape.bytes
         if x.opcode in _FREE:
-            return 0
-        operands = [self._module.by_id[i].shape.bytes for i in x.operands]
-        if x.opcode in _SELECTING and x.opcode != "broadcast":
-            return 2 * result + sum(operands[1:])
-        if x.opcode == "dynamic-update-slice":
-            return 2 * operands[1] + sum(operands[2:])
-        if x.opcode == "scatter":  # the old values are read too
-            count = len(operands) // 2
-            return 3 * sum(operands[count + 1 :]) + operands[count]
+            return 0.0
         if x.opcode == "fusion":
             return self._fusion(x)
-        if x.opcode in ("copy-start", "send"):
-            return operands[0] * (2 if x.opcode == "copy-start" else 1)
-        if x.opcode == "recv":
-            return x.shape.elements[0].bytes
-        if x.opcode in ("all-gather-start", "collective-permute-start"):
-            return sum(operands) + x.shape.elements[1].bytes  # the first holds the operands
-        if x.opcode == "triangular-solve":  # half of the matrix is zero
-            return operands[0] / 2 + operands[1] + result
-        if x.opcode == "cholesky":
-            return operands[0]
-        return sum(operands) + result
+        result = x.shape.bytes
+        operands = [self._module.by_id[i].shape.bytes for i in x.operands]
+        moved = sum(operands) + result
+        if x.opcode in _SELECTING:
+            moved += result - operands[0]
+        elif x.opcode == "dynamic-update-slice":
+            moved += operands[1] - operands[0] - result
+        elif x.opcode == "scatter":  # the old values are read too
+            count = len(operands) // 2
+            moved = operands[count] + 3 * sum(operands[count + 1 :])
+        elif x.opcode in ("copy-start", "send"):  # their results hold the operand
+            moved = operands[0] * (2 if x.opcode == "copy-start" else 1)
+        elif x.opcode in ("all-gather-start", "collective-permute-start"):
+            moved = sum(operands) + x.shape.elements[1].bytes
+        elif x.opcode == "recv":
+            moved = x.shape.elements[0].bytes
+        elif x.opcode == "triangular-solve":  # half of the matrix is zero
+            return moved - operands[0] / 2
+        elif x.opcode == "cholesky":
+            moved = operands[0]
+        return float(moved)
 
     def _fusion(self, x: Instruction) -> float:
         body = self._module.computations[x.called[0]]
         total = 0.0
         in_place: set[int] = set()
-        for root in self._outputs(body.root):
-            update = self._updated(root)
-            if update is None:
+        for root in self._outputs(body):
+            update = self._behind(root)
+            if update.opcode in _UPDATES and self._behind(update, 0).opcode == "parameter":
+                in_place.add(update.id)
+                total += sum(self._module.by_id[i].shape.bytes for i in _updates(update))
+            else:
                 total += root.shape.bytes
-                continue
-            in_place.add(update.id)
-            count = len(update.operands) // 2
-            written = update.operands[count + 1 :] if update.opcode == "scatter" else ()
-            written = written or update.operands[1:2]
-            total += sum(self._module.by_id[i].shape.bytes for i in written)
         needs = self._needs(body, in_place)
         for y in body.instructions:
-            if y.opcode == "parameter" or (
-                y.opcode == "constant" and math.prod(y.shape.dims) > _IMMEDIATE
-            ):
+            large = y.opcode == "constant" and math.prod(y.shape.dims) > _IMMEDIATE
+            if large or y.opcode == "parameter":
                 total += y.shape.bytes * min(needs[y.id], 1.0)
         return total
 
-    def _outputs(self, root: Instruction) -> list[Instruction]:
-        if root.opcode != "tuple":
-            return [root]
-        return [self._module.by_id[i] for i in root.operands]
+    def _outputs(self, body: Computation) -> list[Instruction]:
+        root = body.root
+        return [self._module.by_id[i] for i in root.operands] if root.opcode == "tuple" else [root]
 
-    def _updated(self, root: Instruction) -> Instruction | None:
-        """Returns the update of a parameter that is the result, or None."""
-        update = self._behind(root)
-        if update.opcode not in _UPDATES:
-            return None
-        target = self._behind(self._module.by_id[update.operands[0]])
-        return update if target.opcode == "parameter" else None
-
-    def _behind(self, x: Instruction) -> Instruction:
-        while x.opcode in ("bitcast", "get-tuple-element"):
-            x = self._module.by_id[x.operands[0]]
-        return x
+    def _behind(self, x: Instruction, operand: int | None = None) -> Instruction:
+        """Returns the instruction whose values an instruction, or its operand, passes on."""
+        if operand is not None:
+            x = self._module.by_id[x.operands[operand]]
+        return self._behind(x, 0) if x.opcode in ("bitcast", "get-tuple-element") else x
 
     def _needs(self, body: Computation, in_place: set[int]) -> dict[int, float]:
         """Returns the fraction of the elements of each instruction that the results need.
 
-        Users that need different fractions are taken to need different elements.
+        Users that need fractions are taken to need different elements. It may exceed 1.
         """
-        by_id = self._module.by_id
         needs: dict[int, float] = defaultdict(float)
-        for root in self._outputs(body.root):
-            needs[root.id] = 1.0
+        needs |= {root.id: 1.0 for root in self._outputs(body)}
         for x in reversed(body.instructions):
-            need = min(needs[x.id], 1.0)
-            if not need:
-                continue
-            inner = self._inner(x) if x.opcode == "fusion" else None
-            for i, number in enumerate(x.operands):
-                operand = by_id[number]
-                if inner:
-                    needs[number] += need * inner[i]
-                elif x.opcode == "get-tuple-element":
-                    size = max(operand.shape.bytes, 1) if operand.opcode == "parameter" else 0
-                    needs[number] += need * x.shape.bytes / size if size else need
-                else:
-                    needs[number] += self._share(x, i, need, x.id in in_place)
+            if need := min(needs[x.id], 1.0):
+                inner = self._inner(x) if x.opcode == "fusion" else ()
+                for i, number in enumerate(x.operands):
+                    share = self._share(x, i, need, x.id in in_place)
+                    needs[number] += need * inner[i] if inner else share
         return needs
 
     def _inner(self, x: Instruction) -> list[float]:
@@ -143,16 +122,22 @@ class Traffic:
 
     def _share(self, x: Instruction, i: int, need: float, in_place: bool) -> float:
         """Returns the fraction of operand `i` that a fraction of a result needs."""
+        operand = self._module.by_id[x.operands[i]]
         if x.opcode in _UPDATES:
+            sizes = (self._module.by_id[number].shape.size for number in _updates(x))
+            updated = min(sum(sizes) / max(x.shape.size, 1), 1.0)
             if i:
                 return 1.0
-            whole = max(self._module.by_id[x.operands[0]].shape.bytes, 1)
-            last = x.operands[-1] if x.opcode == "scatter" else x.operands[1]
-            updated = min(self._module.by_id[last].shape.bytes / whole, 1.0)
-            if x.opcode == "scatter":
+            if x.opcode == "scatter":  # the old values are read too
                 return updated if in_place else need
             return 0.0 if in_place else need * (1 - updated)
-        if x.opcode in _SELECTING and i == 0:
-            size = max(self._module.by_id[x.operands[0]].shape.size, 1)
-            return min(need * x.shape.size / size, 1.0)
+        if i == 0 and (x.opcode in _SELECTING or x.opcode == "broadcast"):
+            return min(need * x.shape.size / max(operand.shape.size, 1), 1.0)
+        if x.opcode == "get-tuple-element" and operand.opcode == "parameter":
+            return need * x.shape.bytes / max(operand.shape.bytes, 1)
         return 1.0 if x.opcode in _MIXING else need
+
+
+def _updates(x: Instruction) -> tuple[int, ...]:
+    """Returns the operands that an update writes."""
+    return x.operands[1:2] if x.opcode != "scatter" else x.operands[len(x.operands) // 2 + 1 :]

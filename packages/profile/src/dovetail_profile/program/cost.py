@@ -13,6 +13,8 @@ from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.program.run_cost import Cost
 from dovetail_profile.program.traffic import Traffic
 
+__all__ = ["Cost", "Costs", "Executions", "Loops"]
+
 Loops = Literal["once", "counted"]
 
 

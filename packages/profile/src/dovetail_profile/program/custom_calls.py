@@ -25,6 +25,7 @@ _MARKERS = re.compile(
 )
 _ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^}]*\})')
 _ATTRIBUTE = re.compile(r"\b(flops|recomputed_flops|transcendentals|bytes_accessed) = (\d+) : ")
+_UNKNOWN = Cost(None, None, None)
 
 
 def target(x: Instruction) -> str:
@@ -46,12 +47,12 @@ def cost_of(x: Instruction, operands: Sequence[Shape]) -> Cost:
     for prefix, rule in _LIBRARY.items():
         if name.startswith(prefix):
             flops = rule(x, operands, config)
-            return Cost(None if flops is None else float(flops), moved, None)
+            return _UNKNOWN if flops is None else Cost(float(flops), moved, None)
     estimate = _ESTIMATE.search(config)
     values = json.loads(estimate[1]) if estimate else dict(_ATTRIBUTE.findall(config))
     values = {key: float(value) for key, value in values.items()}
     if not values:
-        return Cost(None, None, None)
+        return _UNKNOWN
     flops = values.get("flops")
     if flops is not None:
         flops += values.get("recomputed_flops", 0.0)
@@ -89,7 +90,7 @@ def _attention(x: Instruction, operands: Sequence[Shape], config: str) -> float 
     The backward pass has twice the products of the forward pass, and the scores again.
     """
     dims = _find(config, "intermediate_tensor_shape").get("dimensions")
-    if not dims:
+    if not dims or _find(config, "is_paged_attention") is True:  # pages are as many as needed
         return None
     batch, heads, queries, keys = map(int, dims)
     scores = queries * keys
@@ -98,7 +99,7 @@ def _attention(x: Instruction, operands: Sequence[Shape], config: str) -> float 
         scores = sum(max(min(q, keys) - max(q - window, 0), 0) for q in range(1, queries + 1))
     backward = "Backward" in target(x)
     width = operands[0].dims[-1] + (operands[0] if backward else operands[2]).dims[-1]
-    return 2 * batch * heads * scores * width * (2.5 if backward else 1)
+    return 2 * batch * heads * scores * width * (2.5 if backward else 1.0)
 
 
 # By the start of the target.

@@ -84,7 +84,7 @@ class Traffic:
         for y in body.instructions:
             large = y.opcode == "constant" and math.prod(y.shape.dims) > _IMMEDIATE
             if large or y.opcode == "parameter":
-                total += y.shape.bytes * min(needs[y.id], 1.0)
+                total += round(y.shape.bytes * min(needs[y.id], 1.0))
         return total
 
     def _outputs(self, body: Computation) -> list[Instruction]:

@@ -22,8 +22,13 @@ ROWS: tuple[dict[str, str] | str, ...] = (
     {"train": "any NNX module", "tune": "SFT, DPO, rewards", "checkpoint": "verified commits"},
     "pytrees of jax.Array, Hugging Face directories",
     {"quant": "int8 and int4", "infer": "an LLM engine", "serve": "bundles, a server"},
-    "all of them on record, on many hosts, by one command",
-    {"runs": "a folder for each", "cluster": "hosts as one program", "stack": "recipes, a command"},
+    "all of them on record, measured, on many hosts, by one command",
+    {
+        "runs": "a folder each",
+        "profile": "time spent",
+        "cluster": "many hosts",
+        "stack": "one command",
+    },
 )
 STYLE = """
 .packages { --wood: var(--color-brand-primary, #a4501c); --ink: var(--color-foreground-muted, #666);

@@ -137,9 +137,9 @@ def scan(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Columns:
         kind = (tag & np.uint64(7)).astype(np.int64)
         value = np.zeros(len(at), np.uint64)
         end = np.zeros(len(at), np.int64)
-        for wire_type in np.unique(kind):
+        for wire_type in np.flatnonzero(np.bincount(kind)).tolist():
             mask = kind == wire_type
-            value[mask], end[mask], at[mask] = _values(data, at[mask], int(wire_type))
+            value[mask], end[mask], at[mask] = _values(data, at[mask], wire_type)
         if (at > stop).any():
             raise Damaged("a field does not fit in its message")
         owners.append(owner)

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,25 +80,19 @@ def self_times(lane: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np.
     own = [0] * len(order)
     above: list[tuple[int, int]] = []  # the end and the place of each event that is still open
     last, now = None, 0
-
-    def pass_until(time: int) -> None:
-        """Gives the time from `now` on to the innermost event that is open."""
-        nonlocal now
-        while above and now < time:
-            end, place = above[-1]
-            own[place] += max(0, min(end, time) - now)
-            now = max(now, min(end, time))
-            if end <= time:
-                above.pop()
-
-    for i, (line, first, end) in enumerate(rows):
-        if line != last:
-            pass_until(_NEVER)
-            above, last = [], line
-        pass_until(first)
-        now = first
+    for i, (line, first, end) in enumerate(itertools.chain(rows, [(None, 0, 0)])):
+        until = first if line == last else _NEVER
+        while above:  # the time from `now` on belongs to the innermost
+            stop, place = above[-1]
+            if stop > until:
+                own[place] += until - now
+                break
+            if stop > now:
+                own[place] += stop - now
+                now = stop
+            above.pop()
+        last, now = line, first
         above.append((end, i))
-    pass_until(_NEVER)
     values = np.zeros(len(order), np.int64)
     values[order] = own
     return values

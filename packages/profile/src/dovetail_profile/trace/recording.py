@@ -99,11 +99,9 @@ class Recording:
 
     def _without_program(self) -> Iterator[str]:
         runs = self.operations
-        keys, place = np.unique(
-            np.stack([runs.host, runs.program], axis=1), axis=0, return_inverse=True
-        )
-        known = [program < 0 or (host, program) in self.modules for host, program in keys.tolist()]
-        missing = ~np.array([*known, True])[place.reshape(-1)]
+        keys, place = _different(runs.host, runs.program)
+        known = [program < 0 or (host, program) in self.modules for host, program in keys]
+        missing = ~np.array([*known, True])[place]
         if missing.any():
             share = runs.self_ps[missing].sum() / max(1, runs.self_ps.sum())
             yield (
@@ -115,10 +113,8 @@ class Recording:
 
     def _without_instruction(self) -> Iterator[str]:
         kernels = self.kernels
-        keys = np.stack([kernels.host, kernels.program, kernels.instruction], axis=1)
-        different, place = np.unique(keys, axis=0, return_inverse=True)
-        named = [self._is_named(*key) for key in different.tolist()]
-        lost = ~np.array([*named, True])[place.reshape(-1)]
+        keys, place = _different(kernels.host, kernels.program, kernels.instruction)
+        lost = ~np.array([*(self._is_named(*key) for key in keys), True])[place]
         if lost.any():
             share = kernels.duration_ps[lost].sum() / max(1, kernels.duration_ps.sum())
             yield (
@@ -159,3 +155,13 @@ def _operations(plane: Plane, host: int) -> list[Operations]:
     if plane.name.startswith(gpu.PREFIX):
         return gpu.of_gpu(plane, host)
     return tpu.of_tpu(plane, host) if tpu.PLANE.fullmatch(plane.name) else []
+
+
+def _different(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """Returns the different rows of columns, and for each row its place among them."""
+    place = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        place = place * len(values) + codes
+    _, first, place = np.unique(place, return_index=True, return_inverse=True)
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), place

@@ -76,28 +76,16 @@ class Line:
         self.names = tuple(name for name, _ in known)
         self.kinds: tuple[Mapping[str, Value], ...] = tuple(values for _, values in known)
         self._stats = fields.of(4)
+        self._known: dict[str, Stats] = {}
 
     def __len__(self) -> int:
         return len(self.start_ps)
 
-    @functools.cached_property
-    def _values(self) -> tuple[np.ndarray, columns.Columns, np.ndarray]:
-        """The names of all values of all events, the fields of the values, and their events."""
-        stats, array = self._stats, self._plane.array
-        fields = columns.scan(array, stats.value.view(np.int64), stats.stop)
-        return fields.integers(1, len(stats.owner)), fields, stats.owner
-
     def stats(self, name: str) -> Stats:
         """Returns the values of a name. Texts, bytes and references become places in `texts`."""
-        owner, number, value, stop = self._of(name)
-        if not np.isin(number, (_TEXT, _BYTES, _REFERENCE)).any():
-            return Stats(owner, value.view(np.int64))
-        texts: dict[str, int] = {}
-        codes = [
-            texts.setdefault(self._text(n, v, s), len(texts))
-            for n, v, s in zip(number.tolist(), value.tolist(), stop.tolist(), strict=True)
-        ]
-        return Stats(owner, np.array(codes, np.int64), tuple(texts))
+        if name not in self._known:
+            self._known[name] = self._read(name)
+        return self._known[name]
 
     def texts(self, name: str) -> Stats:
         """Returns the values of a name as texts; integers too, which a profiler makes of digits."""
@@ -107,12 +95,29 @@ class Line:
         different, codes = np.unique(stats.value, return_inverse=True)
         return Stats(stats.owner, codes, tuple(map(str, different.tolist())))
 
-    def _of(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the events that have a value of a name, and its field, start and end."""
-        names, fields, owner = self._values
-        mask = (names[fields.owner] == self._plane.keys.get(name)) & (fields.number != 1)
-        of = (owner[fields.owner], fields.number, fields.value, fields.stop)
-        return of[0][mask], of[1][mask], of[2][mask], of[3][mask]
+    @functools.cached_property
+    def _values(self) -> tuple[np.ndarray, np.ndarray, columns.Columns]:
+        """The number of the name, the event, and the field of each value of all events."""
+        stats, array = self._stats, self._plane.array
+        fields = columns.scan(array, stats.value.view(np.int64), stats.stop)
+        names = fields.integers(1, len(stats.owner))
+        values = fields.of(*range(_DOUBLE, _REFERENCE + 1))
+        return names[values.owner], stats.owner[values.owner], values
+
+    def _read(self, name: str) -> Stats:
+        names, owners, values = self._values
+        mask = names == self._plane.keys.get(name, -1)
+        owner, number, value = owners[mask], values.number[mask], values.value[mask]
+        if not np.isin(number, (_TEXT, _BYTES, _REFERENCE)).any():
+            return Stats(owner, value.view(np.int64))
+        if (number == _REFERENCE).all():
+            different, codes = np.unique(value, return_inverse=True)
+            texts = [self._plane.stat_names.get(key, "") for key in different.tolist()]
+            return Stats(owner, codes, tuple(texts))
+        places: dict[str, int] = {}
+        rows = zip(number.tolist(), value.tolist(), values.stop[mask].tolist(), strict=True)
+        codes = [places.setdefault(self._text(*row), len(places)) for row in rows]
+        return Stats(owner, np.array(codes, np.int64), tuple(places))
 
     def _text(self, number: int, value: int, stop: int) -> str:
         if number == _REFERENCE:
@@ -208,11 +213,10 @@ def parse(data: bytes) -> Space:
 
 def _without(data: bytes, start: int, stop: int, starts: np.ndarray, stops: np.ndarray) -> Message:
     """Returns a message without its large repeated field, whose elements lie at `starts`."""
-    pieces, at = [], start
-    for first, end in zip(starts.tolist(), stops.tolist(), strict=True):
-        tag, size = first - 2, end - first  # the tag of one byte, then the size of one or more
-        while size >= 0x80:
-            tag, size = tag - 1, size >> 7
-        pieces.append(data[at:tag])
-        at = end
+    # Before an element lie its tag, of one byte, and its size, seven bits in each byte.
+    size_bytes = sum((stops - starts >= 1 << 7 * i).astype(np.int64) for i in range(1, 9)) + 1
+    ends, begins = starts - 1 - size_bytes, np.concatenate([[start], stops])
+    gaps = np.flatnonzero(ends > begins[:-1])
+    pieces = [data[begins[i] : ends[i]] for i in gaps.tolist()]
+    at = int(begins[-1])
     return Message(memoryview(b"".join([*pieces, data[at:stop]])))

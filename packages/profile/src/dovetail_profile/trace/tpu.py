@@ -8,7 +8,8 @@ and values that all its runs share, among them the program. Other lines tell the
 step or by name scope, or what goes on beside it: asynchronous copies on "Async XLA Ops".
 
 The names of lines and values are from XProf's sources (`xplane_to_op_metrics_db.cc`,
-`op_metrics_db_utils.cc`) and XLA's `xplane_schema.cc`. No trace of a real TPU has been read yet.
+`op_metrics_db_utils.cc`) and XLA's `xplane_schema.cc`. No trace of a real TPU has been read yet;
+XProf 2.24.2 finds the same self times in planes that are encoded by these sources.
 """
 
 import re

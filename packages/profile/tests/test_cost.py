@@ -46,6 +46,16 @@ def test_a_fused_program_has_the_operations_that_xla_counts(name):
     check_operations(compiled(*corpus.CORPUS[name](Sizes(name, 0))))
 
 
+def test_one_program_of_several_has_the_operations_that_xla_counts():
+    names = ["dot transposed", "conv of groups", "argmax", "sort", "fft", "gather", "softmax"]
+    programs = [corpus.CORPUS[name](Sizes(name, 1)) for name in names]
+
+    def several(arguments):
+        return [program(*a) for (program, _), a in zip(programs, arguments, strict=True)]
+
+    check_operations(compiled(several, ([arguments for _, arguments in programs],)))
+
+
 @pytest.mark.thorough
 def test_a_training_step_has_the_operations_that_xla_counts():
     program, arguments = corpus.decoder_step(Sizes("decoder", 0))
@@ -100,9 +110,9 @@ def check_bytes(name, seed):
     assert ours(program).bytes + extra == xla(program).bytes
 
 
-@pytest.mark.parametrize("name", ["dot int8", "softmax", "scan", "gather", "scatter", "switch"])
-def test_an_unfused_program_has_the_bytes_that_xla_counts(name):
-    check_bytes(name, 0)
+def test_an_unfused_program_has_the_bytes_that_xla_counts():
+    for name in "softmax", "scan", "gather":
+        check_bytes(name, 0)
 
 
 @pytest.mark.thorough
@@ -161,7 +171,7 @@ def test_the_rounds_of_a_counter_are_known_without_a_statement(start, stop, step
         state = jnp.int32(start), x
         return lax.while_loop(lambda s: before(s[0]), lambda s: (s[0] + step, s[1] @ s[1]), state)
 
-    passes = ["while-loop-trip-count-annotator", "while-loop-simplifier", *corpus.PASSES]
+    passes = "while-loop-trip-count-annotator", "small-while-loop-hoisting", *corpus.PASSES
     options = {"xla_disable_hlo_passes": ",".join(passes)}
     program = compiled(loop, (array(6, 6),), options)
     module = module_of_compiled(program)

@@ -10,6 +10,8 @@ from dovetail_profile._compat import module_of_compiled
 from dovetail_profile.program.cost import Cost, Costs, Loops
 from dovetail_profile.table import Table
 
+_NOTHING = Cost(0.0, 0.0, 0.0)
+
 
 @dataclasses.dataclass(frozen=True)
 class CostRow:
@@ -75,7 +77,7 @@ def costs(compiled: jax.stages.Compiled, *, loops: Loops = "counted") -> Table[C
     for number, (runs, exact) in counter.executions.items():
         for x in module.computations[number].instructions:
             cost = counter.of(x)
-            if cost == Cost(0, 0, 0):
+            if cost == _NOTHING:
                 continue
             count = runs if loops == "counted" else 1
             flops, moved, transcendentals = (

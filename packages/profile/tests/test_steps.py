@@ -63,7 +63,7 @@ def spans_of(*events: tuple[str, float, float, int], lane: int = 0, host: int = 
 
 def with_times(recording: Recording, spans: Spans, runs: dict[str, list[tuple]]) -> Recording:
     """The programs of a recording with other spans and runs: opcode -> (start, stop) in us."""
-    changed = Recording(recording.spaces, recording.hosts)
+    changed = Recording(recording.spaces, ("host",))
     (program,) = (key for key, m in recording.modules.items() if m.name == "jit_tail")
     old, names = recording.operations, recording.modules[program].instructions.values()
     first = {opcode: next(x.name for x in names if x.opcode == opcode) for opcode in runs}

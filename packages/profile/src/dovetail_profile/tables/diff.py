@@ -91,8 +91,8 @@ _Timed = tuple[Work, float]  # microseconds a step
 def _steps(recording: Recording) -> int:
     spans = recording.spans
     marks = [m for host in range(len(recording.hosts)) for m in marks_of(spans, host).tolist()]
-    numbered = {(int(spans.code[m]), int(spans.step[m])) for m in marks}
-    return len(marks) if (-1 in {step for _, step in numbered}) else len(numbered)
+    numbers = [(int(spans.code[m]), int(spans.step[m])) for m in marks]
+    return len({pair if pair[1] >= 0 else m for m, pair in zip(marks, numbers, strict=True)})
 
 
 def _times(recording: Recording, by_step: bool) -> list[_Timed]:
@@ -137,7 +137,7 @@ def _matched(
 
 
 def _row(before: list[_Timed] | None, after: list[_Timed] | None) -> DiffRow:
-    work = max((after or before or [])[:], key=lambda pair: pair[1])[0]
+    work = max(after or before or [], key=lambda pair: pair[1])[0]
     old, new = (None if side is None else sum(us for _, us in side) for side in (before, after))
     return DiffRow(
         name=work.name,

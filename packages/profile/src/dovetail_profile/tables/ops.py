@@ -87,7 +87,9 @@ def ops(recording: Recording, by: str = "op") -> Table[OpRow]:
     busy = sum(work.self_ps for work in works)
     rows = [_row(group, _NAMES[by], max(busy, 1)) for group in groups.values()]
     rows.sort(key=lambda row: (-row.self_us, row.name))
-    return Table(OpRow, tuple(rows), (*unjoined(works), *_lanes(recording)))
+    lanes = np.count_nonzero(np.bincount(recording.operations.lane))
+    notes = [f"Times are sums over {lanes} threads or streams of devices."] if lanes > 1 else []
+    return Table(OpRow, tuple(rows), (*unjoined(works), *notes))
 
 
 def _row(works: Sequence[Work], name: Callable[[Work], str], busy: int) -> OpRow:
@@ -114,10 +116,5 @@ def _most(works: Sequence[Work], value: Callable[[Work], str]) -> str:
         return value(works[0])
     times: Counter[str] = Counter()
     for work in works:
-        times[value(work)] += work.self_ps + 1  # values without time are told apart by runs
+        times[value(work)] += work.self_ps
     return times.most_common(1)[0][0]
-
-
-def _lanes(recording: Recording) -> tuple[str, ...]:
-    lanes = np.count_nonzero(np.bincount(recording.operations.lane))
-    return (f"Times are sums over {lanes} threads or streams of devices.",) if lanes > 1 else ()

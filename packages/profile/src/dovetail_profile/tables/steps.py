@@ -79,10 +79,10 @@ def steps(recording: Recording) -> Table[StepRow]:
     """
     layers, devices = _host_layers(recording.spans), _device_layers(recording)
     marks = [marks_of(recording.spans, host) for host in range(len(recording.hosts))]
-    firsts = _firsts(recording, marks)
+    skews = _skews(recording, marks)
     rows, notes = [], []
     for host, at in enumerate(marks):
-        rows += _rows(recording, host, at, layers, devices, firsts)
+        rows += _rows(recording, host, at, layers, devices, skews)
         notes += _notes(recording, host, at)
     return Table(StepRow, tuple(rows), tuple(notes))
 
@@ -139,7 +139,7 @@ def _rows(
     marks: np.ndarray,
     layers: Sequence[np.ndarray],
     devices: Sequence[np.ndarray],
-    firsts: dict[tuple[str, int], int],
+    skews: dict[int, float],
 ) -> list[StepRow]:
     spans, runs = recording.spans, recording.operations
     if not len(marks):
@@ -157,7 +157,6 @@ def _rows(
     numbers = spans.step[marks] if (spans.step[marks] >= 0).all() else np.arange(len(marks))
     rows = []
     for i, mark in enumerate(marks.tolist()):
-        first = firsts.get(_key(spans, mark))
         work, collective, inside, compiling, data, dispatch, other, idle = mean[:, i].tolist()
         row = StepRow(
             step=int(numbers[i]),
@@ -171,7 +170,7 @@ def _rows(
             dispatch_us=dispatch,
             other_us=other,
             idle_us=idle,
-            skew_us=None if first is None else (_epoch_ps(recording, host, mark) - first) / 1e6,
+            skew_us=skews.get(mark),
         )
         rows.append(row)
     return rows
@@ -208,26 +207,22 @@ def _intervals(events: Spans | Operations, mask: np.ndarray) -> tuple[np.ndarray
     return start, start + events.duration_ps[mask]
 
 
-def _firsts(recording: Recording, marks: Sequence[np.ndarray]) -> dict[tuple[str, int], int]:
-    """Returns the earliest start of each step; empty for one host, or one without a clock."""
-    firsts: dict[tuple[str, int], int] = {}
-    if len(marks) < 2 or None in recording.start_ns:
-        return firsts
-    spans = recording.spans
-    for host, at in enumerate(marks):
-        for mark in at.tolist():
-            key, start = _key(spans, mark), _epoch_ps(recording, host, mark)
-            firsts[key] = min(firsts.get(key, start), start)
-    return firsts
+def _skews(recording: Recording, marks: Sequence[np.ndarray]) -> dict[int, float]:
+    """Returns microseconds from the first start of a step on any host to each start, by span.
 
-
-def _key(spans: Spans, mark: int) -> tuple[str, int]:
-    return spans.names[spans.code[mark]], int(spans.step[mark])
-
-
-def _epoch_ps(recording: Recording, host: int, mark: int) -> int:
-    """Returns the start of a span by the clock of its host."""
-    return (recording.start_ns[host] or 0) * 1000 + int(recording.spans.start_ps[mark])
+    Empty for one host, or if the clock of one is unknown.
+    """
+    spans, clocks = recording.spans, [ns for ns in recording.start_ns if ns is not None]
+    if len(marks) < 2 or len(clocks) < len(marks):
+        return {}
+    starts: dict[tuple[int, int], dict[int, int]] = {}
+    for mark in np.concatenate(marks).tolist():
+        clock = (clocks[spans.host[mark]] - clocks[0]) * 1000
+        same = starts.setdefault((int(spans.code[mark]), int(spans.step[mark])), {})
+        same[mark] = clock + int(spans.start_ps[mark])
+    return {
+        m: (ps - min(same.values())) / 1e6 for same in starts.values() for m, ps in same.items()
+    }
 
 
 def _notes(recording: Recording, host: int, marks: np.ndarray) -> Iterator[str]:

@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -111,13 +112,13 @@ def _calls(module: Module, seen: Mapping[str, tuple[int, int]]) -> dict[str, int
     """Returns the runs of each instruction.
 
     A run can have several events: a sort on a CPU copies its operand first, under the same name.
-    All instructions of a computation run equally often, so the rarest tells.
+    All instructions of a computation run equally often; the commonest number of events tells how.
     """
     calls: dict[str, int] = {}
     for computation in module.computations.values():
         events = {x.name: seen[x.name][0] for x in computation.instructions if x.name in seen}
-        rarest = min(events.values(), default=1)
-        calls |= {name: n // (n // rarest) for name, n in events.items()}
+        usual = statistics.mode(sorted(events.values())) if events else 1
+        calls |= {name: n // max(1, n // usual) for name, n in events.items()}
     return calls
 
 

@@ -59,7 +59,7 @@ class Buffer:
         """Its shape; None if the instruction is not known."""
         shape = self.instruction.shape if self.instruction else None
         for i in self.index:
-            shape = shape.elements[i] if shape and i < len(shape.elements) else None
+            shape = shape.elements[i] if shape and 0 <= i < len(shape.elements) else None
         return shape
 
 

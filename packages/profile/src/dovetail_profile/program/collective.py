@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 
 from dovetail_profile.program.module import Instruction, Module
-from dovetail_profile.wire import Message
+from dovetail_profile.wire import Damaged, Message
 
 KINDS = (
     "all-reduce",
@@ -79,8 +79,12 @@ def collectives_of(module: Module) -> Iterator[Collective]:
                 done = after.get(start.id)
                 while done and done.opcode.endswith("-update"):
                     done = after.get(done.id)
-                size, groups = _groups(x)
-                yield Collective(kind, x, start, done, size, groups, _bytes(kind, x, size))
+                try:
+                    size, groups = _groups(x)
+                    sent = _bytes(kind, x, size)
+                except (IndexError, ZeroDivisionError):
+                    raise Damaged(f"{x.name!r} has groups or shapes that make no sense") from None
+                yield Collective(kind, x, start, done, size, groups, sent)
 
 
 def _groups(x: Instruction) -> tuple[int | None, int | None]:

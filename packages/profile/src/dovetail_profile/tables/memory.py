@@ -153,7 +153,7 @@ def memory(program: "Module | jax.stages.Compiled") -> Memory:
     heaps = sorted(assignment.heaps.get(DEVICE, ()), key=lambda heap: len(heap.bytes))
     base = sum(x.bytes for x in kept) + sum(heap.peak_bytes for heap in heaps[:-1])
     peak = base + sum(heap.peak_bytes for heap in heaps[-1:])
-    rows = [_row(program, b, x.kind, x.bytes) for x in kept for b in x.at_peak[:1]]
+    rows = [_row(program, max(x.buffers, key=_size), x.kind, x.bytes) for x in kept if x.buffers]
     rows += [_row(program, b, "temporary", b.bytes) for heap in heaps for b in heap.at_peak]
     live = [LiveRow(0, "", "", base if heaps and heaps[-1].bytes else peak)]
     return Memory(
@@ -171,6 +171,10 @@ def memory_named(recording: Recording, name: str) -> Memory:
     module, notes = program_named(recording, name)
     answer = memory(module)
     return dataclasses.replace(answer, notes=(*answer.notes, *notes))
+
+
+def _size(buffer: Buffer) -> int:
+    return buffer.bytes
 
 
 def _row(module: Module, buffer: Buffer, kind: str, size: int) -> BufferRow:
@@ -213,7 +217,10 @@ def _notes(assignment: Assignment) -> Iterator[str]:
             "coincide; over_time shows the one with the most events."
         )
     if heaps and not any(heap.bytes for heap in heaps):
-        yield "The order in which buffers are placed is in traces alone: over_time has one row."
+        yield (
+            "The order in which the compiler placed buffers is in traces of programs that did not "
+            "come from a compilation cache; here it is absent, and over_time has one row."
+        )
     for space in sorted({x.space for x in assignment.allocations} - {DEVICE}):
         size = sum(x.bytes for x in assignment.allocations if x.space == space)
         name = "of the host" if space == HOST else f"space {space} of the device"

@@ -5,12 +5,14 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import encoding
 import jax
 import pytest
 
-import encoding
+from dovetail_profile.profile import Profile
 from dovetail_profile.program.collective import collectives_of
 from dovetail_profile.program.module import Module
 from dovetail_profile.tables.collectives import collectives
@@ -132,15 +134,31 @@ def test_work_between_start_and_done_hides_the_time():
 
 def test_a_compiled_program_that_never_ran():
     mesh = jax.make_mesh((1,), ("a",))
-    f = jax.shard_map(
-        lambda x: jax.lax.ppermute(x, "a", [(0, 0)]),
-        mesh=mesh,
-        in_specs=jax.P("a"),
-        out_specs=jax.P("a"),
-    )
+
+    def shift(x, _):
+        return jax.lax.ppermute(x + 1, "a", [(0, 0)]), None
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a"))
+    def f(x):
+        return jax.lax.scan(shift, jax.lax.ppermute(x, "a", [(0, 0)]), None, length=5)[0]
+
     x = jax.ShapeDtypeStruct((4, 6), "float32", sharding=jax.NamedSharding(mesh, jax.P("a")))
-    (row,) = collectives(jax.jit(f).lower(x).compile())
-    assert (row.kind, row.bytes, row.calls, row.time_us) == ("collective-permute", 0, 0, None)
+    table = collectives(jax.jit(f).lower(x).compile())
+    assert {(r.kind, r.group_size, r.bytes, r.time_us) for r in table} == {
+        ("collective-permute", 1, 0, None)
+    }
+    assert sorted(table.column("calls")) == [1, 5]
+
+
+def test_a_profile_has_the_table_and_the_graph(five):
+    profile = Profile(five)
+    assert profile.collectives(link_bytes_per_s=1e9) == collectives(five, link_bytes_per_s=1e9)
+    (reduce,) = profile.collectives().where("kind", "all-reduce")
+    part = profile.graph("five", reduce.op, depth=1)
+    assert reduce.op in part.nodes.column("name")
+    assert 2 <= len(part.nodes) < len(profile.graph("jit_five").nodes)
+    assert profile.memory("five") is profile.memory("five")
+    assert profile.memory("five").program == "jit_five"
 
 
 @pytest.mark.thorough

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs: nodes as XLA's own text has them, neighbours by hand, and DOT that parses."""
 
+import itertools
 import re
 
+import encoding
 import jax
 import jax.numpy as jnp
 import pytest
 
-import encoding
 from dovetail_profile._compat import module_of_compiled
 from dovetail_profile.program.module import Module
 from dovetail_profile.tables.graph import graph
@@ -87,7 +88,7 @@ def _chain(names, shape=(2, 3)):
 def test_around_an_instruction(depth, names):
     part = graph(_chain("abcdefgh"), "d", depth=depth)
     assert part.nodes.column("name") == names
-    pairs = list(zip(names, names[1:], strict=False))
+    pairs = list(itertools.pairwise(names))
     assert [(e.producer, e.consumer, e.bytes) for e in part.edges] == [(*p, 24) for p in pairs]
 
 
@@ -133,4 +134,4 @@ def test_dot_escapes_names():
     ]
     assert decoded == names
     edges = re.findall(rf"^  ({_ID}) -> ({_ID}) ", dot, re.MULTILINE)
-    assert edges == list(zip(ids, ids[1:], strict=False))
+    assert edges == list(itertools.pairwise(ids))

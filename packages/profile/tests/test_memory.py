@@ -4,11 +4,11 @@
 
 import random
 
+import encoding
 import jax
 import jax.numpy as jnp
 import pytest
 
-import encoding
 from dovetail_profile.program.buffers import assignment_of
 from dovetail_profile.program.module import Module
 from dovetail_profile.tables.memory import memory, memory_named

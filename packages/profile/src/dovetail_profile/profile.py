@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dovetail_profile.table import Table
-from dovetail_profile.tables import diff, modules, ops, spans, steps
+from dovetail_profile.tables import collectives, diff, graph, memory, modules, ops, spans, steps
+from dovetail_profile.tables.named import program_named
 from dovetail_profile.trace.files import load
 from dovetail_profile.trace.recording import Recording
 
@@ -55,9 +56,26 @@ class Profile:
         """Returns latencies of the annotations of the program. See `AnnotationRow`."""
         return self._kept(spans.annotations)
 
+    def memory(self, module: str) -> memory.Memory:
+        """Returns the memory of a program: "jit_train_step" or "train_step". See `Memory`."""
+        return self._kept(memory.memory_named, module)
+
     def modules(self) -> Table[modules.ModuleRow]:
         """Returns the programs that ran. See `ModuleRow`."""
         return self._kept(modules.modules)
+
+    def graph(
+        self, module: str, around: str | None = None, *, depth: int = 2, fused: bool = False
+    ) -> graph.Graph:
+        """Returns the graph of a program, or its part around an instruction. See `graph.graph`."""
+        program, _ = program_named(self._recording, module)
+        return graph.graph(program, around, depth=depth, fused=fused)
+
+    def collectives(
+        self, *, link_bytes_per_s: float | None = None
+    ) -> Table[collectives.CollectiveRow]:
+        """Returns the collectives, as a fraction of a link if one is given. See `CollectiveRow`."""
+        return self._kept(collectives.collectives, link_bytes_per_s=link_bytes_per_s)
 
     def diff(self, after: "Profile") -> diff.DiffTable:
         """Returns the changes from this profile to one of a later version of the program."""

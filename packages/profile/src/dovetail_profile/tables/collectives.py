@@ -3,12 +3,12 @@
 """Collectives: the bytes they send, their time, and the part of it that other work hides."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dovetail_profile.program.collective import Collective, collectives_of
+from dovetail_profile.program.cost import Costs
 from dovetail_profile.program.module import Module
 from dovetail_profile.table import Table
 from dovetail_profile.trace.operations import Operations, union_ps
@@ -34,8 +34,9 @@ class CollectiveRow:
         groups: Number of such groups; None likewise.
         bytes: Bytes that a device has to send in a call, at least, by the formulas in
             `program.collective`; None likewise.
-        calls: Number of calls.
-        time_us: From the start to the end, with the wait for other devices; None without a call.
+        calls: Number of calls. Of a program that never ran, on one device in one run; a loop
+            counts once if its rounds are not known.
+        time_us: From the start to the end, with the wait for other devices; None if none ran.
         hidden_us: The part of it in which the device does other work; None likewise.
         exposed_us: The rest; None likewise.
         bytes_per_s: Bytes over time, the mean of a device; None if one is not known.
@@ -72,20 +73,30 @@ def collectives(
         comes first.
     """
     if isinstance(program, Recording):
-        modules: Mapping[tuple[int, int], Module] = program.modules
-        times = _times(program)
+        rows = _rows(program, link_bytes_per_s)
     else:
         from dovetail_profile._compat import module_of_compiled
 
-        modules, times = {(0, 0): module_of_compiled(program)}, {}
-    sums: dict[CollectiveRow, np.ndarray] = {}
-    for key, module in modules.items():
+        module = module_of_compiled(program)
+        executions = Costs(module).executions
+        calls = {
+            x.id: n for i, (n, _) in executions.items() for x in module.computations[i].instructions
+        }
+        rows = [
+            dataclasses.replace(_row(module, x), calls=calls.get(x.start.id, 0))
+            for x in collectives_of(module)
+        ]
+    rows.sort(key=lambda row: (-(row.exposed_us or 0), -(row.bytes or 0)))
+    return Table(CollectiveRow, tuple(rows))
+
+
+def _rows(recording: Recording, link: float | None) -> list[CollectiveRow]:
+    times, sums = _times(recording), {}
+    for key, module in recording.modules.items():
         for x in collectives_of(module):
             row, nothing = _row(module, x), np.zeros(3, np.int64)
             sums[row] = sums.get(row, nothing) + times.get((*key, x.start.name), nothing)
-    rows = [_timed(row, values, link_bytes_per_s) for row, values in sums.items()]
-    rows.sort(key=lambda row: (-(row.exposed_us or 0), -(row.bytes or 0)))
-    return Table(CollectiveRow, tuple(rows))
+    return [_timed(row, values, link) for row, values in sums.items()]
 
 
 def _row(module: Module, x: Collective) -> CollectiveRow:

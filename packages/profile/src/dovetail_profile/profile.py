@@ -6,8 +6,20 @@ import os
 from collections.abc import Callable, Hashable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from dovetail_profile.peaks import Peaks
 from dovetail_profile.table import Table
-from dovetail_profile.tables import collectives, diff, graph, memory, modules, ops, spans, steps
+from dovetail_profile.tables import (
+    collectives,
+    diff,
+    graph,
+    memory,
+    modules,
+    ops,
+    roofline,
+    spans,
+    steps,
+    suggestions,
+)
 from dovetail_profile.tables.named import program_named
 from dovetail_profile.trace.files import load
 from dovetail_profile.trace.recording import Recording
@@ -52,6 +64,12 @@ class Profile:
         """Returns the wall time of each step, divided. See `StepRow`."""
         return self._kept(steps.steps)
 
+    def roofline(
+        self, peaks: Peaks | None = None, *, by: roofline.By = "op"
+    ) -> Table[roofline.RooflineRow]:
+        """Returns rates beside the limits of a device, by "op" or "scope". See `RooflineRow`."""
+        return self._kept(roofline.roofline, peaks, by=by)
+
     def annotations(self) -> Table[spans.AnnotationRow]:
         """Returns latencies of the annotations of the program. See `AnnotationRow`."""
         return self._kept(spans.annotations)
@@ -76,6 +94,10 @@ class Profile:
     ) -> Table[collectives.CollectiveRow]:
         """Returns the collectives, as a fraction of a link if one is given. See `CollectiveRow`."""
         return self._kept(collectives.collectives, link_bytes_per_s=link_bytes_per_s)
+
+    def suggestions(self, peaks: Peaks | None = None) -> Table[suggestions.Suggestion]:
+        """Returns what to change, and the time that it could save. See `Suggestion`."""
+        return self._kept(suggestions.suggestions, peaks)
 
     def diff(self, after: "Profile") -> diff.DiffTable:
         """Returns the changes from this profile to one of a later version of the program."""

@@ -1,0 +1,242 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A continuous sampler: traces a few steps now and then, and gives scalars of where time went.
+
+To start, stop and analyse a sample costs CPU time of the thread of the loop, more for programs of
+more instructions. The monitor measures it, and begins a sample only if one as dear as the dearest
+so far keeps the sum within `budget` of the CPU time of the process. So the interval grows until the
+share holds, and a short run may have no sample.
+"""
+
+import contextlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from dovetail_profile.profile import Profile, read
+
+_FIRST_S = 0.1  # CPU seconds of a sample before any is known: of a small program, with imports
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Receives scalars: a sink of dovetail_train, or a launch of dovetail_runs."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+
+class Budget:
+    """The CPU time of samples, and whether one more keeps a share of that of the process.
+
+    Args:
+        share: Largest share.
+        process_s: CPU seconds of all threads of the process.
+        thread_s: CPU seconds of this thread, which starts, stops and analyses samples.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        process_s: Callable[[], float] = time.process_time,
+        thread_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._share, self._process_s, self._thread_s = share, process_s, thread_s
+        self._begun_s = process_s()
+        self._spent_s = self._sample_s = self._dearest_s = 0.0
+
+    @contextlib.contextmanager
+    def charge(self) -> Iterator[None]:
+        """Adds the time of the block to the current sample."""
+        begun = self._thread_s()
+        try:
+            yield
+        finally:
+            self._sample_s += self._thread_s() - begun
+
+    def end(self) -> None:
+        """Ends the current sample."""
+        self._spent_s += self._sample_s
+        self._dearest_s, self._sample_s = max(self._dearest_s, self._sample_s), 0.0
+
+    def affords(self) -> bool:
+        """Returns whether one more sample keeps the share."""
+        elapsed = self._process_s() - self._begun_s
+        return self._spent_s + (self._dearest_s or _FIRST_S) <= self._share * elapsed
+
+    @property
+    def fraction(self) -> float:
+        """The share so far."""
+        elapsed = self._process_s() - self._begun_s
+        return (self._spent_s + self._sample_s) / elapsed if elapsed > 0 else 0.0
+
+
+class Monitor:
+    """Samples a training loop within a budget of CPU time.
+
+    Call `step` first in each iteration of a loop, or pass the monitor to dovetail_train as a hook.
+    The scalars of a sample begin with "profile/": shares of the wall time of its steps are
+    compute_fraction, input_fraction and idle_fraction, as `Profile.steps` divides it. top_op_share
+    is the share of the dearest instruction. cost_fraction is the share of samples of the CPU time
+    of the process. `samples` counts them, `skipped` those that failed or found another trace
+    running; the log says which.
+
+    Args:
+        every: Steps from a sample to the next. The budget makes it longer, in multiples.
+        steps: Steps of a sample, on the first of several processes.
+        budget: Largest share of CPU time for samples.
+        sink: Receives the scalars under the step at which a sample ends. A trainer needs none.
+        directory: Folder that keeps the traces, each in stepN. None keeps none.
+
+    Attributes:
+        scalars: Those of the last sample; empty before.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+
+        >>> monitor = Monitor(every=1000)
+        >>> for i in range(3):
+        ...     monitor.step(i)
+        >>> monitor.close()
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 1000,
+        steps: int = 3,
+        budget: float = 0.01,
+        sink: Sink | None = None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not (1 <= steps < every and 0 < budget <= 1):
+            raise ValueError(
+                "steps must be at least 1 and below every, and budget a share above 0 and at most "
+                f"1, got every={every}, steps={steps}, budget={budget}; write for example "
+                "Monitor(every=1000, steps=3, budget=0.01)"
+            )
+        self.every, self._interval, self._steps = every, every, steps
+        self._sink, self._directory = sink, directory
+        self._budget = Budget(budget)
+        self._trace: tuple[Path, contextlib.ExitStack] | None = None  # its folder, while it runs
+        self._stop: int | None = None  # the step at which a sample ends
+        self._next = 0  # `step` has nothing to do before it
+        self._annotation = contextlib.ExitStack()
+        self._samples = self._skipped = 0
+        self.scalars: Mapping[str, float] = {}
+
+    def step(self, i: int) -> None:
+        """Tells that step `i` begins. Numbers rise. The first step, which compiles, is no sample's.
+
+        In a sample each step is annotated for the profiler, up to the next call.
+        """
+        if i < self._next:
+            return
+        self._annotation.close()
+        if self._stop is None and self._next > 0:
+            self._begin(i)
+        elif self._stop is not None and i >= self._stop:
+            self._end(i)
+        if self._trace is None:
+            self._stop, self._next = None, (i // self._interval + 1) * self._interval
+            return
+        import jax
+
+        self._next = i + 1
+        self._annotation.enter_context(jax.profiler.StepTraceAnnotation("step", step_num=i))
+
+    def __call__(self, trainer: Any, state: Any, step: int) -> Mapping[str, float]:
+        """Begins or ends a sample, as a hook of a trainer, which annotates its steps.
+
+        While a sample runs, `every` is the step at which it ends. All processes are called at the
+        same steps, whether they trace or not.
+        """
+        import jax
+
+        if self._stop is None:
+            scalars = self._begin(step) if jax.process_index() == 0 else {}
+            self._stop = self.every = step + self._steps
+        else:
+            scalars = self._end(step) if self._trace is not None else {}
+            self._stop, self.every = None, self._interval
+        return scalars
+
+    def close(self) -> None:
+        """Ends a sample that runs, without scalars. The monitor can be used again."""
+        self._annotation.close()
+        if self._trace is not None:
+            self._end(None)
+        self._stop, self._next, self.every = None, 0, self._interval
+
+    def _begin(self, step: int) -> Mapping[str, float]:
+        """Starts a trace if the budget has room. Returns scalars if that failed."""
+        if not self._budget.affords():
+            return {}
+        try:
+            with self._budget.charge():
+                self._trace = self._started(step)
+        except (RuntimeError, OSError) as error:
+            return self._skip(step, error)
+        self._stop = step + self._steps
+        return {}
+
+    def _started(self, step: int) -> tuple[Path, contextlib.ExitStack]:
+        import jax
+
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # an event for each call of Python costs most
+        with contextlib.ExitStack() as scratch:
+            if self._directory is None:
+                folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
+            else:
+                folder = Path(self._directory) / f"step{step}"
+            jax.profiler.start_trace(folder, profiler_options=options)
+            return folder, scratch.pop_all()
+
+    def _end(self, step: int | None) -> Mapping[str, float]:
+        """Stops the trace. Returns scalars, and sends them; without a step it does neither."""
+        import jax
+
+        assert self._trace is not None
+        (folder, scratch), self._trace = self._trace, None
+        try:
+            with scratch, self._budget.charge():
+                jax.profiler.stop_trace()
+                fractions = {} if step is None else _fractions(read(folder))
+        except (RuntimeError, OSError, ValueError) as error:
+            return self._skip(step, error)
+        finally:
+            self._budget.end()
+        self._samples += 1
+        return {} if step is None else self._report(step, fractions)
+
+    def _skip(self, step: int | None, error: Exception) -> Mapping[str, float]:
+        """Counts a sample that was not possible: training goes on."""
+        self._skipped += 1
+        _log.warning("no sample at step %s: %s", step, error)
+        return {} if step is None else self._report(step, {})
+
+    def _report(self, step: int, fractions: Mapping[str, float]) -> Mapping[str, float]:
+        counts = {"samples": float(self._samples), "skipped": float(self._skipped)}
+        values = {**fractions, "cost_fraction": self._budget.fraction, **counts}
+        self.scalars = {f"profile/{name}": value for name, value in values.items()}
+        if self._sink is not None:
+            self._sink.write(step, self.scalars)
+        return self.scalars
+
+
+def _fractions(profile: Profile) -> dict[str, float]:
+    """Returns shares of the wall time of steps, and of the time of instructions."""
+    steps, ops = profile.steps(), profile.ops()
+    wall = sum(row.wall_us for row in steps)
+    values = {"top_op_share": ops[0].share} if len(ops) else {}
+    for name in ("compute", "input", "idle") if wall else ():
+        values[f"{name}_fraction"] = sum(steps.column(f"{name}_us")) / wall
+    return values

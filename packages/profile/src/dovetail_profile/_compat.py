@@ -1,15 +1,30 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of JAX that have moved or may move. Tried on jax 0.10.2 and 0.12.0."""
+"""What JAX keeps private, has moved or may move. Tried on jax 0.10.2 and 0.12.0."""
 
-from typing import Any
-
-import jax
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from dovetail_profile.program.module import Module
 
+if TYPE_CHECKING:
+    import jax
 
-def module_of_compiled(compiled: jax.stages.Compiled) -> Module:
+# JAX logs these as warnings under jax_explain_cache_misses, and else not at all or for debugging.
+EXPLANATIONS = (
+    "TRACING CACHE MISS",
+    "PERSISTENT COMPILATION CACHE MISS",
+    "Not writing persistent cache entry",
+    "Writing %s to persistent compilation cache",
+)
+
+_SHOWN = 80  # characters of a value
+
+
+def module_of_compiled(compiled: "jax.stages.Compiled") -> Module:
     """Returns the optimized program of one device, with its buffers if the compiler kept them.
 
     Args:
@@ -18,6 +33,8 @@ def module_of_compiled(compiled: jax.stages.Compiled) -> Module:
     Raises:
         TypeError: It is something else. The text says what to write.
     """
+    import jax
+
     if not isinstance(compiled, jax.stages.Compiled):
         raise TypeError(
             f"a program must be a jax.stages.Compiled, got {type(compiled).__name__}; "
@@ -31,6 +48,8 @@ def module_of_compiled(compiled: jax.stages.Compiled) -> Module:
 
 
 def _instead(value: object) -> str:
+    import jax
+
     if isinstance(value, jax.stages.Lowered):
         return "write lowered.compile()"
     if callable(getattr(value, "lower", None)):
@@ -38,3 +57,62 @@ def _instead(value: object) -> str:
     if callable(value):
         return "write jax.jit(f).lower(*arguments).compile()"
     return "write jax.jit(f).lower(*arguments).compile() for a function f"
+
+
+def changed_static_arguments() -> str:
+    """Returns the static arguments that made JAX trace a function again, called from its log.
+
+    JAX 0.12 has no words for them, JAX 0.10.2 gives their place but no name. Both hold the old and
+    the new arguments in the function that writes the message. Empty if there are none, or if a
+    later JAX holds them elsewhere.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame and not (frame.f_code.co_name == "explain" and "in_avals" in frame.f_locals):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    try:
+        names = frame.f_locals
+        now = _static(names["fun"], names["in_avals"])
+        before = [_static(names["fun"], key[1][0]) for key in names["keys"]]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return ""
+    changes = [
+        "; ".join(
+            f"static argument {name}, now {now[name][:_SHOWN]} and before {old[name][:_SHOWN]}"
+            for name in now
+            if name in old and old[name] != now[name]
+        )
+        for old in before
+    ]
+    # With a call before that had the same ones, it was something else.
+    return min(changes, key=len, default="") if all(changes) else ""
+
+
+def _static(function: Any, abstract: Any) -> Mapping[str, str]:
+    """Returns the static arguments of a call by name, as text."""
+    import jax
+
+    args, options = abstract.unflatten()
+    arguments = inspect.signature(function).bind(*args, **options).arguments
+    values = {name: getattr(value, "val", value) for name, value in arguments.items()}
+    dynamic = {
+        name for name, value in values.items() if any(map(_is_array, jax.tree.leaves(value)))
+    }
+    return {name: repr(value) for name, value in values.items() if name not in dynamic}
+
+
+def _is_array(leaf: object) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def live_modules() -> Iterator[tuple[bytes, bytes]]:
+    """Yields HLO and assignment of buffers of each program that the default backend has loaded."""
+    import jax
+
+    # Not jax.extend.backend: its import adds options to those of a traced function, so that all
+    # functions are traced again.
+    for executable in jax.local_devices()[0].client.live_executables():
+        hlo = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+        memory = executable.get_compiled_memory_stats()
+        yield hlo, getattr(memory, "serialized_buffer_assignment_proto", b"")  # TPUs give none

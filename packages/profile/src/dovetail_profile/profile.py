@@ -10,6 +10,7 @@ from dovetail_profile.peaks import Peaks
 from dovetail_profile.table import Table
 from dovetail_profile.tables import (
     collectives,
+    compiles,
     diff,
     graph,
     memory,
@@ -98,6 +99,10 @@ class Profile:
     def suggestions(self, peaks: Peaks | None = None) -> Table[suggestions.Suggestion]:
         """Returns what to change, and the time that it could save. See `Suggestion`."""
         return self._kept(suggestions.suggestions, peaks)
+
+    def compiles(self) -> Table[compiles.CompileRow]:
+        """Returns what was traced, lowered and compiled, and why again. See `CompileRow`."""
+        return self._kept(compiles.compiles)
 
     def diff(self, after: "Profile") -> diff.DiffTable:
         """Returns the changes from this profile to one of a later version of the program."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from dovetail_profile.program.module import Module, module_of
 from dovetail_profile.trace import gpu, tpu
+from dovetail_profile.trace.compilations import Compilation, load_compilations
 from dovetail_profile.trace.gpu import Kernels
 from dovetail_profile.trace.operations import Operations, joined, of_cpu
 from dovetail_profile.trace.space import Plane, Space
@@ -76,6 +77,12 @@ class Recording:
                     if isinstance(hlo, bytes) and isinstance(program, int):
                         modules[host, program] = module_of(hlo)
         return modules
+
+    @functools.cached_property
+    def compilations(self) -> Mapping[int, Sequence[Compilation]]:
+        """What JAX reported to the capture, by the index of the host; without those not kept."""
+        kept = {host: load_compilations(file) for host, file in enumerate(self._files)}
+        return {host: rows for host, rows in kept.items() if rows is not None}
 
     @functools.cached_property
     def start_ns(self) -> tuple[int | None, ...]:

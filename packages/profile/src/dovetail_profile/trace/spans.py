@@ -42,6 +42,11 @@ class Spans:
         codes = [i for i, name in enumerate(self.names) if name in names]
         return np.isin(self.code, codes)
 
+    def select(self, mask: np.ndarray) -> "Spans":
+        """Returns the spans of a mask: bool [spans]."""
+        columns = ("host", "lane", "start_ps", "duration_ps", "step", "code")
+        return dataclasses.replace(self, **{name: getattr(self, name)[mask] for name in columns})
+
 
 def spans_of(lines: Sequence[tuple[int, Line]]) -> Spans:
     """Returns the spans of lines, each with the index of its host."""

@@ -1,0 +1,102 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A part of a recording: what began within some steps of the program."""
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dovetail_profile.program.module import Module
+from dovetail_profile.trace.compilations import Compilation
+from dovetail_profile.trace.operations import Operations, union_ps
+from dovetail_profile.trace.recording import Recording
+from dovetail_profile.trace.spans import Spans
+
+
+class Selection(Recording):
+    """What began within some steps of `StepTraceAnnotation`.
+
+    A run of a program counts with all its instructions if its first one began within a step: so
+    flops, calls and times belong together. Time between two selected steps counts too, because
+    devices work on while the host is between them.
+
+    Args:
+        recording: The whole.
+        steps: Numbers of steps.
+    """
+
+    def __init__(self, recording: Recording, steps: range) -> None:
+        super().__init__(
+            recording.spaces, recording.hosts, files=recording._files, notes=recording._notes
+        )
+        self._whole, self._steps = recording, steps
+        hosts = range(len(self.hosts))
+        self._windows = [_windows(recording.spans, host, steps) for host in hosts]
+
+    @functools.cached_property
+    def operations(self) -> Operations:
+        """The runs of instructions on all devices."""
+        runs = self._whole.operations
+        group = _places(runs.host, runs.device, runs.program, runs.run)
+        # Without a number of the run each instruction stands for itself.
+        group = np.where(runs.run < 0, np.arange(len(runs)) + len(runs), group)
+        first = np.full(2 * len(runs), np.iinfo(np.int64).max)
+        np.minimum.at(first, group, runs.start_ps)
+        return runs.select(self._mask(runs.host, first[group]))
+
+    @functools.cached_property
+    def spans(self) -> Spans:
+        """What the threads of the hosts did."""
+        spans = self._whole.spans
+        return spans.select(self._mask(spans.host, spans.start_ps))
+
+    @functools.cached_property
+    def compilations(self) -> Mapping[int, Sequence[Compilation]]:
+        """What JAX reported to the capture, by the index of the host."""
+        whole = self._whole
+        return {
+            host: [c for c in rows if self._has(host, start_ps(whole, host, c.start_s))]
+            for host, rows in whole.compilations.items()
+        }
+
+    @functools.cached_property
+    def modules(self) -> Mapping[tuple[int, int], Module]:
+        """The programs, also those that did not run within the steps."""
+        return self._whole.modules
+
+    def _mask(self, host: np.ndarray, start: np.ndarray) -> np.ndarray:
+        mask = np.zeros(len(host), bool)
+        for i, (first, last) in enumerate(self._windows):
+            place = np.searchsorted(first, start, side="right") - 1
+            after = start < last[place] if len(last) else mask
+            mask |= (host == i) & (place >= 0) & after
+        return mask
+
+    def _has(self, host: int, start: int) -> bool:
+        return bool(self._mask(np.array([host]), np.array([start]))[0])
+
+
+def start_ps(recording: Recording, host: int, at_s: float) -> int:
+    """Returns a time after the epoch as one after the start of the trace of a host."""
+    return round((at_s * 1e9 - (recording.start_ns[host] or 0)) * 1e3)
+
+
+def _windows(spans: Spans, host: int, steps: range) -> tuple[np.ndarray, np.ndarray]:
+    """Returns first and last times of the steps: int64 [windows], ordered and apart."""
+    mine = (spans.host == host) & np.isin(spans.step, list(steps)) & (spans.step >= 0)
+    step, start = spans.step[mine], spans.start_ps[mine]
+    stop = start + spans.duration_ps[mine]
+    begin = dict(zip(step.tolist(), start.tolist(), strict=True))
+    for i, number in enumerate(step.tolist()):
+        stop[i] = max(stop[i], begin.get(number + 1, 0))
+    return union_ps(start, stop)
+
+
+def _places(*columns: np.ndarray) -> np.ndarray:
+    """Returns the place of each combination of values among all of them: int64 [rows]."""
+    place = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        place = np.unique(place * len(values) + code, return_inverse=True)[1]
+    return place

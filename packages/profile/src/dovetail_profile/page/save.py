@@ -1,0 +1,150 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a profile, by their suffix."""
+
+import dataclasses
+import gzip
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+from warnings import warn
+
+from dovetail_profile.page.content import content
+from dovetail_profile.page.document import document, library, packed
+from dovetail_profile.page.events import events, kept
+from dovetail_profile.page.headline import headline
+from dovetail_profile.peaks import Peaks
+from dovetail_profile.table import Table
+from dovetail_profile.trace.recording import Recording
+
+VERSION = 1  # of the JSON file
+BYTES = 950_000  # of a page beside the plotting library
+EVENTS = 500_000  # of a trace: Perfetto loads them in seconds
+_ROWS = (20_000, 5_000, 1_000, 200)  # of a table of a page: the most that fit
+
+Tables = Mapping[str, Table[Any]]
+
+
+def save(
+    path: str | os.PathLike[str],
+    recording: Recording,
+    tables: Callable[[], Tables],
+    *,
+    warnings: Sequence[str] = (),
+    peaks: Peaks | None = None,
+) -> Path:
+    """Writes a profile to a file. An existing file is replaced when the new one is whole.
+
+    Args:
+        path: The file: a name that ends with .html, .json or .json.gz.
+        recording: The trace.
+        tables: Returns its tables by name; see `content`.
+        warnings: Sentences for the reader.
+        peaks: Limits of the device, for the lines of the roofline.
+
+    Raises:
+        ValueError: The name ends in another way.
+        ImportError: A page is asked for, and Plotly is missing.
+    """
+    target = Path(path)
+    if target.name.endswith(".json.gz"):
+        return _replaced(target, lambda file: _trace(file, target.name, recording))
+    if target.suffix not in (".html", ".json"):
+        raise ValueError(
+            "a profile is saved as a page (.html), as tables (.json) or as a trace for Perfetto "
+            f"(.json.gz), got path={os.fspath(path)!r}: write 'report.html', 'profile.json' or "
+            "'trace.json.gz'"
+        )
+    script = library() if target.suffix == ".html" else ""
+    made, head = tables(), headline(recording)
+    if target.suffix == ".json":
+        texts = json_of(made, head, warnings)
+    else:
+        texts = [page(made, head, warnings, peaks=peaks, script=script)]
+    return _replaced(target, lambda file: file.writelines(text.encode() for text in texts))
+
+
+def page(
+    tables: Tables,
+    headline: Sequence[tuple[str, str]],
+    warnings: Sequence[str] = (),
+    *,
+    peaks: Peaks | None = None,
+    script: str,
+) -> str:
+    """Returns a page of tables.
+
+    Args:
+        tables: By name; see `content`.
+        headline: Names and values.
+        warnings: Sentences.
+        peaks: Limits of the device.
+        script: The plotting library.
+    """
+    data = ""
+    for most in _ROWS:
+        parts = content(tables, peaks, most=most)
+        data = packed({"headline": headline, "warnings": warnings, "parts": parts})
+        if len(data) <= BYTES:
+            break
+    return document(data, title="Profile", script=script)
+
+
+def json_of(
+    tables: Tables,
+    headline: Sequence[tuple[str, str]],
+    warnings: Sequence[str],
+) -> Iterable[str]:
+    """Yields the text of a JSON object with all tables.
+
+    Args:
+        tables: By name.
+        headline: Names and values.
+        warnings: Sentences.
+    """
+    values = {
+        name: {"rows": [_row(row) for row in table], "notes": table.notes}
+        for name, table in tables.items()
+    }
+    document = {
+        "version": VERSION,
+        "headline": dict(headline),
+        "warnings": warnings,
+        "tables": values,
+    }
+    yield json.dumps(document, allow_nan=False, indent=1)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    values = dataclasses.asdict(row)
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
+def _trace(file: IO[bytes], name: str, recording: Recording) -> None:
+    mask = kept(recording, EVENTS)
+    with gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
+        packed.writelines(text.encode() for text in events(recording, mask))
+    if left := int((~mask).sum()):
+        warn(
+            f"{left:,} of {len(mask):,} events of the host are left out of {name}: the "
+            "shortest calls of Python functions. Operations and annotations are all in it.",
+            stacklevel=5,
+        )
+
+
+def _replaced(target: Path, write: Callable[[IO[bytes]], object]) -> Path:
+    """Writes a file beside the target, and then puts it in its place. Returns the target."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target

@@ -4,8 +4,10 @@
 
 import os
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from dovetail_profile.page import save
 from dovetail_profile.peaks import Peaks
 from dovetail_profile.table import Table
 from dovetail_profile.tables import (
@@ -107,6 +109,26 @@ class Profile:
     def diff(self, after: "Profile") -> diff.DiffTable:
         """Returns the changes from this profile to one of a later version of the program."""
         return diff.diff(self._recording, after._recording)
+
+    def save(self, path: str | os.PathLike[str], *, peaks: Peaks | None = None) -> Path:
+        """Writes "report.html" (a page), "profile.json" (all tables) or "trace.json.gz".
+
+        The page needs the extra `report` and no other file. The trace is for Perfetto, which shows
+        operations and annotations on a line of time. An existing file is replaced once the new one
+        is whole.
+
+        Args:
+            path: The file. Its suffix decides.
+            peaks: Limits of one device of the trace, for the roofline and suggestions.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: The suffix is another one.
+            ImportError: A page is asked for, and Plotly is missing.
+        """
+        return save.save(path, self._recording, peaks=peaks)
 
     def _kept(
         self,

@@ -40,10 +40,11 @@ def test_operations_have_program_scope_and_source_and_lie_in_a_device(recording,
     instruction = module.instructions[event["name"]]
     assert event["args"]["scope"] == instruction.scope
     assert event["args"]["source"] == str(module.source(instruction))
+    (host,) = recording.hosts
     processes = {
         e["pid"]: e["args"]["name"] for e in trace_of["traceEvents"] if e["name"] == "process_name"
     }
-    assert processes == {0: "host host", 1: "device 0 of host"}
+    assert processes == {0: f"host {host}", 1: f"device 0 of {host}"}
     threads = {(e["pid"], e["tid"]) for e in trace_of["traceEvents"] if e["name"] == "thread_name"}
     assert threads == {(e["pid"], e["tid"]) for e in trace_of["traceEvents"] if e["ph"] == "X"}
 

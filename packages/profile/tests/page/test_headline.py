@@ -14,7 +14,7 @@ def test_a_headline_has_wall_time_busy_share_steps_devices_and_versions(recordin
         wall_ns = stats["profile_stop_time"] - stats["profile_start_time"]
         assert lines["wall time"] == f"{wall_ns / 1e9:.3g} s"
         assert f"jax {version}" in lines["versions"]
-        assert (lines["devices"], lines["host"]) == ("1 x CPU", "host")
+        assert (lines["devices"], lines["host"]) == ("1 x CPU", recording.hosts[0])
         runs = recording.operations
         # A sweep: the device is busy while more runs have begun than ended.
         starts = [(int(start), 1) for start in runs.start_ps]

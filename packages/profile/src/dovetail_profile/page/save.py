@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 from warnings import warn
 
+from dovetail_profile.page.answers import answers
 from dovetail_profile.page.content import content
 from dovetail_profile.page.document import document, library, packed
 from dovetail_profile.page.events import events, kept
@@ -31,9 +32,7 @@ Tables = Mapping[str, Table[Any]]
 def save(
     path: str | os.PathLike[str],
     recording: Recording,
-    tables: Callable[[], Tables],
     *,
-    warnings: Sequence[str] = (),
     peaks: Peaks | None = None,
 ) -> Path:
     """Writes a profile to a file. An existing file is replaced when the new one is whole.
@@ -41,8 +40,6 @@ def save(
     Args:
         path: The file: a name that ends with .html, .json or .json.gz.
         recording: The trace.
-        tables: Returns its tables by name; see `content`.
-        warnings: Sentences for the reader.
         peaks: Limits of the device, for the lines of the roofline.
 
     Raises:
@@ -59,7 +56,7 @@ def save(
             "'trace.json.gz'"
         )
     script = library() if target.suffix == ".html" else ""
-    made, head = tables(), headline(recording)
+    made, head, warnings = answers(recording, peaks), headline(recording), recording.notes
     if target.suffix == ".json":
         texts = json_of(made, head, warnings)
     else:
@@ -134,7 +131,7 @@ def _trace(file: IO[bytes], name: str, recording: Recording) -> None:
         warn(
             f"{left:,} of {len(mask):,} events of the host are left out of {name}: the "
             "shortest calls of Python functions. Operations and annotations are all in it.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -162,3 +162,12 @@ def test_columns_are_as_wide_as_their_widest_cell():
 )
 def test_values_have_six_digits(content, shown):
     assert text.value(content) == shown
+
+
+def test_pages_in_the_folder_are_named(run):
+    assert "page: " not in text.shown(run)
+    for name in ("profile.html", "curves.html", "notes.txt"):
+        (run.path / name).write_text("")
+    assert [page.name for page in run.pages] == ["curves.html", "profile.html"]
+    lines = [f"page: {run.path / name}" for name in ("curves.html", "profile.html")]
+    assert text.shown(run).splitlines()[-2:] == lines

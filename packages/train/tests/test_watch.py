@@ -68,7 +68,11 @@ def test_it_is_a_hook():
 @pytest.mark.parametrize("start, end", [(1, 9), (4, 9), (8, 9)])
 def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, monkeypatch, start, end):
     begun, begin = [], jax.profiler.start_trace
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda path: begun.append(begin(path)))
+
+    def count(path, **options):
+        begun.append(begin(path, **options))
+
+    monkeypatch.setattr(jax.profiler, "start_trace", count)
     trace = Trace(tmp_path / "trace", start=start, steps=2)
     _fit(steps=end, hooks=[trace])
     (run,) = (tmp_path / "trace" / "plugins" / "profile").iterdir()
@@ -92,6 +96,21 @@ def test_each_process_has_files_of_its_own(tmp_path, monkeypatch, processes, tra
         trace.close()
     files = {path.name for path in (tmp_path / "plugins" / "profile" / "step3").glob("*.xplane.pb")}
     assert files == {f"process{process}.xplane.pb" for process in traced}
+
+
+def _called_in_a_trace():
+    """No program of JAX has it among its lines."""
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_calls_of_python_are_traced_if_they_are_wanted(tmp_path, python):
+    trainer = Trainer(optax.sgd(1e-2), _loss)
+    trace = Trace(tmp_path, start=1, steps=1, python=python)
+    trace(trainer, trainer.init(_Net()), 1)
+    _called_in_a_trace()
+    trace.close()
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    assert (b"_called_in_a_trace" in file.read_bytes()) == python
 
 
 def test_what_means_nothing_is_refused():

@@ -16,7 +16,9 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def process_trace(folder: str | os.PathLike[str], *, run: str, process: int) -> Iterator[None]:
+def process_trace(
+    folder: str | os.PathLike[str], *, run: str, process: int, python: bool = False
+) -> Iterator[None]:
     """Traces this process by `jax.profiler`, into files of its own.
 
     JAX names files after the machine and the second, so processes of one machine would overwrite
@@ -28,13 +30,17 @@ def process_trace(folder: str | os.PathLike[str], *, run: str, process: int) -> 
         folder: Folder of all runs.
         run: Name of the run, the same on all processes.
         process: Number of this process.
+        python: Record the calls of Python too: of a step there are many times more of them than of
+            its operations.
     """
     import jax
 
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = int(python)
     target = Path(folder) / "plugins" / "profile" / run
     target.mkdir(parents=True, exist_ok=True)  # fails before any work is traced
     with tempfile.TemporaryDirectory() as scratch:
-        jax.profiler.start_trace(scratch)
+        jax.profiler.start_trace(scratch, profiler_options=options)
         try:
             yield
         finally:

@@ -208,7 +208,7 @@ class Context:
                 self._phases.pop()
 
     @contextlib.contextmanager
-    def trace(self, folder: str | os.PathLike[str]) -> Iterator[None]:
+    def trace(self, folder: str | os.PathLike[str], *, python: bool = False) -> Iterator[None]:
         """Traces this rank with `jax.profiler`, beside the other ranks, if all enter it alike.
 
         The n-th trace of generation g is the run "generation{g}-{n}" of XProf or TensorBoard, with
@@ -217,10 +217,11 @@ class Context:
         Args:
             folder: A folder that the hosts share. Without a shared disk each host has its own
                 rank's files.
+            python: Record the calls of Python too, which makes the trace many times larger.
         """
         self._traces += 1
         run = f"generation{self.generation}-{self._traces}"
-        with process_trace(folder, run=run, process=self.rank):
+        with process_trace(folder, run=run, process=self.rank, python=python):
             yield
 
     def _complete(self, step: int) -> None:

@@ -252,6 +252,11 @@ class Run:
         return media.read_media(self.path)[0]
 
     @property
+    def pages(self) -> list[Path]:
+        """HTML files in the folder, such as the page of a profile."""
+        return sorted(self.path.glob("*.html"))
+
+    @property
     def damage(self) -> list[str]:
         """Lines that could not be read, each with its file and number."""
         files = {launch.FILE: False, job.FILE: True, notes.FILE: False}

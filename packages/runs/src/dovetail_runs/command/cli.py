@@ -204,6 +204,7 @@ def _print_run(args: argparse.Namespace) -> None:
             "job_goodput": shown.job_goodput,
             "notes": [dataclasses.asdict(note) for note in shown.notes],
             "damage": shown.damage,
+            "pages": [str(page) for page in shown.pages],
         }
     )
 

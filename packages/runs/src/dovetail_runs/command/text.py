@@ -63,6 +63,7 @@ def shown(run: Run) -> str:
         *map(_job, run.job),
         *map(_event, run.events),
         _media(run),
+        "\n".join(printable(f"page: {page}") for page in run.pages),
     ]
     return "\n\n".join(filter(None, blocks))
 

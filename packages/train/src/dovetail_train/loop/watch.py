@@ -78,6 +78,8 @@ class Trace:
         steps: Number of steps.
         processes: "first" traces process 0 alone. "all" gives one run of XProf with a host for each
             process, in DIRECTORY/plugins/profile/stepN; on each machine, without a shared disk.
+        python: Record the calls of Python too. They make the trace many times larger, and the
+            steps slower. Operations have their source lines without them.
 
     Raises:
         ValueError: A number is below 1, or `processes` is unknown.
@@ -90,6 +92,7 @@ class Trace:
         start: int,
         steps: int,
         processes: Literal["first", "all"] = "first",
+        python: bool = False,
     ) -> None:
         if steps < 1 or start < 1:
             raise ValueError(
@@ -102,7 +105,7 @@ class Trace:
             )
         self.every = steps
         self._directory, self._start = Path(directory), start
-        self._all, self._done = processes == "all", False
+        self._all, self._done, self._python = processes == "all", False, python
         self._trace: contextlib.ExitStack | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]:
@@ -110,8 +113,8 @@ class Trace:
         if self._trace is not None:
             self.close()
         elif step >= self._start and not self._done and (self._all or process == 0):
-            trace = contextlib.ExitStack()
-            trace.enter_context(process_trace(self._directory, run=f"step{step}", process=process))
+            trace, names = contextlib.ExitStack(), {"run": f"step{step}", "process": process}
+            trace.enter_context(process_trace(self._directory, **names, python=self._python))
             self._trace = trace
         return {}
 

@@ -23,7 +23,7 @@ def _steps_as_read(run):
 @pytest.mark.capability("training on several hosts goes on after a rank is killed")
 def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
     steps, run = 120, tmp_path / "run"
-    command = Command(run, *line(steps, 20, "--hosts", "2", "--json", "--trace", "60"))
+    command = Command(run, *line(steps, 20, "--hosts", "2", "--json", "--profile", "60:5"))
     daemons = command.wait_for(22)
     os.kill(rank_on(daemons["1"]), signal.SIGKILL)
     code, output, errors = command.ended()

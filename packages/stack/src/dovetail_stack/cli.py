@@ -18,6 +18,7 @@ COMMANDS = {
     "quickstart": "Train a small language model in a few minutes, and report what it learned.",
     "train": "Train a model: from nothing, from another, from a teacher, or on records.",
     "runs": "List the training runs in a directory, show one, or compare several.",
+    "profile": "Say where the time and memory of a run or a program went; compare two.",
     "generate": "Continue a prompt with a trained model, token by token, or a file of prompts.",
     "eval": "Measure a model: bits per byte, multiple choice, tasks of lm-evaluation-harness.",
     "quantize": "Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.",

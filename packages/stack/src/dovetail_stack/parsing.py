@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dovetail_stack import _command
@@ -68,12 +68,14 @@ class Parser(_command.Parser):
     Attributes:
         needed: Options in the usage, beside those that argparse requires.
         at_end: Whether the help ends with the options of no group.
+        implied: Returns the words that stand for those given, where a sub-command is left out.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, **options})
         self.needed: Sequence[str] = ()
         self.at_end = False
+        self.implied: Callable[[list[str]], list[str]] = lambda words: words
         self._hidden: list[Any] = []
         self._given: list[str] = []
 
@@ -89,8 +91,8 @@ class Parser(_command.Parser):
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """As argparse, and keeps the arguments for `error`."""
-        self._given = list(args or ())
-        return super().parse_known_args(args, namespace)
+        self._given = self.implied(list(args or ()))
+        return super().parse_known_args(self._given, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Exits with an answer and code 2. An unknown option is named first."""

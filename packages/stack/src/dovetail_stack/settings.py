@@ -25,7 +25,7 @@ FILE = SETTINGS  # of a run
 CHANGEABLE = frozenset(
     (
         *("steps", "save_every", "remat", "accumulate", "precision", "ema", "guard_sigma"),
-        *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature", "trace"),
+        *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature", "profile"),
         *("allow", "ignore", "samples", "prompt", "prompts", "answer_tokens", "directory_sampling"),
     )
 )
@@ -140,7 +140,7 @@ class Continue(FromText):
 
     Args:
         source: The model.
-        monitoring: Samples and traces during training.
+        monitoring: Samples and profiles during training.
         training: Batch, adapters and the like.
     """
 
@@ -156,7 +156,7 @@ class Distil(FromText):
 
     Args:
         distillation: The teacher and its weight in the loss.
-        monitoring: Samples and traces during training.
+        monitoring: Samples and profiles during training.
         shape: Family and sizes of the student.
         training: Batch and learning rates.
     """
@@ -191,7 +191,7 @@ class Prefer(FromMessages):
 
     Args:
         preference: The loss and its reference.
-        monitoring: Traces, and answers to held-out prompts.
+        monitoring: Profiles, and answers to held-out prompts.
         training: Batch, adapters and the like.
     """
 

@@ -18,7 +18,7 @@ import dovetail_stack
 from dovetail_checkpoint import on_signal
 from dovetail_data import Rows, batches, budget
 from dovetail_runs import Launch, Run, devices_of
-from dovetail_stack import rewinding, settings, text_jobs
+from dovetail_stack import profiling, rewinding, settings, text_jobs
 from dovetail_stack.job import Job
 from dovetail_stack.launch_settings import accepting, agreed, jobs_of
 from dovetail_stack.processes import is_first, on_first, say, shared
@@ -27,13 +27,11 @@ from dovetail_stack.recipes import fitting
 from dovetail_stack.recipes.fitting import Recipe, evaluated_batches, fit
 from dovetail_stack.settings import Pretrain, Settings, load
 from dovetail_stack.supervision import Supervision
-from dovetail_train import BadStep, Eval, Hook, Sink, Trace, gather_module, process_shard
+from dovetail_train import BadStep, Eval, Hook, Sink, gather_module, process_shard
 from dovetail_train.mesh.processes import first
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
-TRACE = "trace"
-TRACED_STEPS = 5
 
 
 def launch(
@@ -138,8 +136,8 @@ def execute(
         job.begin(steps)
     say(str(budget(job.rows, steps=steps, global_batch=run.training.global_batch)))
     hooks = [*_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)), *job.hooks]
-    if begin := run.monitoring.trace:
-        hooks.append(Trace(out / TRACE, start=begin, steps=TRACED_STEPS, processes="all"))
+    if run.monitoring.traced is not None:
+        hooks.append(profiling.trace(out, *run.monitoring.traced))
     if supervision is not None:
         hooks = supervision.in_phases(hooks)
     # The module as it was trained, with adapters that are not merged.
@@ -153,8 +151,12 @@ def execute(
         sinks = [_Accepted(run, out), *sinks]
         with _typed_advice(out, steps):
             module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
+    phase = contextlib.nullcontext if supervision is None else supervision.phase
+    if run.monitoring.traced is not None:
+        with phase("profile"):
+            on_first(lambda: profiling.write_page(out))
     if not result.interrupted:
-        with contextlib.nullcontext() if supervision is None else supervision.phase("export"):
+        with phase("export"):
             _sample(job, module, step=steps)
             trained = gather_module(module)
             on_first(lambda: job.export(trained, out))

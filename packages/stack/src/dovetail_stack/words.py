@@ -105,6 +105,7 @@ MEANINGS = {
     "--max-tokens": "max-new-tokens max-gen-len n n-predict num-tokens",
     "--model": "base-model model-id model-name model-name-or-path model-path pretrained",
     "--out": "o output output-dir output-directory output-file output-path out-dir save-dir",
+    "--profile": "trace profiler profile-steps",
     "--precision": "dtype mixed-precision torch-dtype",
     "--prompt": "p input-text",
     "--prompts": "input-file prompt-file",

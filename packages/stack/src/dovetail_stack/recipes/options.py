@@ -257,12 +257,29 @@ class Training(Batching):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:
-    """Traces during training, beside the metrics."""
+    """Profiles of training, beside the metrics."""
 
-    trace: int = declared(0, "first of 5 steps traced by jax.profiler, in RUN/trace; 0: none")
+    profile: str | None = declared(
+        None,
+        "steps to trace, as 10:5 from step 10 on 5 of them, in RUN/trace with RUN/profile.html; "
+        "the first is rounded up to a multiple of the count",
+        metavar="FIRST:COUNT",
+    )
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "trace")
+        if self.profile is not None and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", self.profile):
+            raise ValueError(
+                "profile must be the first step and the number of steps, each at least 1, got "
+                f"profile={self.profile!r}: pass profile=10:5"
+            )
+
+    @property
+    def traced(self) -> tuple[int, int] | None:
+        """The first step to trace and the number of steps, or None."""
+        if self.profile is None:
+            return None
+        first, _, count = self.profile.partition(":")
+        return int(first), int(count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -272,6 +272,7 @@ def _headless(
     )
 
 
+@jax.named_scope("loss")
 def token_cross_entropy(
     logits: Float[Array, "*n V"], targets: Int[Array, "*n"]
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:

@@ -127,13 +127,15 @@ class TrainStep:
         scalars["param_norm"] = _norm(state.params)
         scalars |= learning_rates(tx, state.opt, lambda: updated()[1])
         if options.guard is None and not options.max_skips:
-            after = take()
+            with jax.named_scope("optimizer"):
+                after = take()
         else:
             taken, history, skips = judge(
                 options.guard, history, skips, loss=loss, grad_norm=grad_norm
             )
             scalars["skipped"] = 1.0 - taken.astype(jnp.float32)
-            after = jax.lax.cond(taken, take, leave)
+            with jax.named_scope("optimizer"):
+                after = jax.lax.cond(taken, take, leave)
         params, rest, opt, average, scalars["update_norm"] = after
         trees = {"params": params, "rest": rest, "opt": opt, "ema": average}
         counts = {"step": state.step + 1, "skips": skips, "guard": history}
@@ -201,10 +203,12 @@ def _squares(tree: Any) -> list[jax.Array]:
     return [jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(tree)]
 
 
+@jax.named_scope("metrics")
 def _norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(_squares(tree), start=jnp.zeros((), jnp.float32)))
 
 
+@jax.named_scope("metrics")
 def _measure(
     terms: Mapping[str, Term], grads: Any, batch: Batch, weights: Mapping[str, float]
 ) -> Metrics:

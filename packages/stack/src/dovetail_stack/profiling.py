@@ -6,19 +6,28 @@ from pathlib import Path
 
 from dovetail_stack.processes import say
 from dovetail_train import Trace
+from dovetail_train.mesh.processes import first
 
 TRACE, PAGE = "trace", "profile.html"  # in the directory of a run
 
 
-def trace(out: Path, first: int, steps: int) -> Trace:
-    """Returns the hook that traces some steps of a run, on every process.
+def hooks(out: Path, traced: tuple[int, int] | None) -> list[Trace]:
+    """Returns the hook that traces some steps of a run, on every process, or none.
+
+    A run that is resumed after them traces as many later ones, unless it has their trace.
 
     Args:
         out: Directory of the run.
-        first: The first step, rounded up to a multiple of `steps`.
-        steps: Number of steps.
+        traced: The first step, rounded up to a multiple of the number, and the number of steps.
     """
-    return Trace(out / TRACE, start=first, steps=steps, processes="all")
+    if traced is None:
+        return []
+    begin, steps = traced
+    names = [folder.name for folder in (out / TRACE / "plugins" / "profile").glob("step*")]
+    later = any(int(name.removeprefix("step")) >= begin for name in names)
+    if first(later):  # without a shared disk only some processes may have it
+        return []
+    return [Trace(out / TRACE, start=begin, steps=steps, processes="all")]
 
 
 def write_page(out: Path) -> None:

@@ -136,8 +136,8 @@ def execute(
         job.begin(steps)
     say(str(budget(job.rows, steps=steps, global_batch=run.training.global_batch)))
     hooks = [*_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)), *job.hooks]
-    if run.monitoring.traced is not None:
-        hooks.append(profiling.trace(out, *run.monitoring.traced))
+    traces = profiling.hooks(out, run.monitoring.traced)
+    hooks += traces
     if supervision is not None:
         hooks = supervision.in_phases(hooks)
     # The module as it was trained, with adapters that are not merged.
@@ -152,7 +152,7 @@ def execute(
         with _typed_advice(out, steps):
             module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
     phase = contextlib.nullcontext if supervision is None else supervision.phase
-    if run.monitoring.traced is not None:
+    if traces:
         with phase("profile"):
             on_first(lambda: profiling.write_page(out))
     if not result.interrupted:

@@ -3,12 +3,14 @@
 """Costs of a compiled program that never ran."""
 
 import dataclasses
-
-import jax
+from typing import TYPE_CHECKING
 
 from dovetail_profile._compat import module_of_compiled
 from dovetail_profile.program.cost import Cost, Costs, Loops
 from dovetail_profile.table import Table
+
+if TYPE_CHECKING:
+    import jax
 
 _NOTHING = Cost(0.0, 0.0, 0.0)
 
@@ -43,7 +45,7 @@ class CostRow:
     intensity: float | None
 
 
-def costs(compiled: jax.stages.Compiled, *, loops: Loops = "counted") -> Table[CostRow]:
+def costs(compiled: "jax.stages.Compiled", *, loops: Loops = "counted") -> Table[CostRow]:
     """Returns FLOPs and bytes of the instructions of a compiled program, the most FLOPs first.
 
     They are counted from the optimized HLO, so that the devices may be absent. Instructions that
@@ -64,7 +66,7 @@ def costs(compiled: jax.stages.Compiled, *, loops: Loops = "counted") -> Table[C
     Example:
 
         >>> import jax, jax.numpy as jnp
-        >>> from dovetail_profile.costs import costs
+        >>> from dovetail_profile import costs
         >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
         >>> costs(jax.jit(lambda x: x @ x).lower(x).compile())[0].flops
         524288.0

@@ -36,7 +36,7 @@ class Written:
     def __init__(self):
         self.computations: list[Field] = []
         self.instructions: list[Field] = []
-        self.count = 0
+        self.count = self.sum = 0
 
     def add(self, opcode, result, *operands, called=(), **fields):
         self.count += 1
@@ -81,6 +81,9 @@ M, K, N = 5, 7, 3
 DOT = message((1, 1), (2, 0))
 WINDOW = message((1, message((1, 3), (2, 2))))  # three wide, in steps of two
 
+WHOLE = message((1, message((1, 9), (2, 1), (3, 4), (4, 4))))  # nine wide, padded by four
+# [batch, width, features], and kernels of [width, inputs, outputs].
+LAYOUT = message((7, 0), (8, 2), (11, 1), (3, 1), (4, 2), (6, 0), (9, 0), (10, 2), (12, 1))
 
 RULES = [
     (cost("cholesky", ("f32", 6, 6), ("f32", 6, 6)), 6**3 // 3, 4 * 36),
@@ -124,6 +127,29 @@ RULES = [
         ),
         4 * 2 + 4,
         4 * (9 + 9 + 4 + 1),
+    ),
+    # Each of five results is the sum of all five, which is added once: XLA counts 4 + 5 / 5.
+    (
+        cost("reduce-window", *[("f32", 5), ("f32", 5), ("f32",)], called=["addition"], _15=WHOLE),
+        5,
+        4 * 11,
+    ),
+    (
+        cost("reduce-window", *[("f32", 4), ("f32", 9), ("f32",)], called=["addition"], _15=WINDOW),
+        4 * 2,
+        4 * 14,
+    ),
+    # Of four images, each pair goes with its own half of the kernel's six outputs.
+    (
+        cost(
+            "convolution",
+            *[("f32", 2, 4, 6), ("f32", 4, 9, 4), ("f32", 3, 4, 6)],
+            _15=WINDOW,
+            _16=LAYOUT,
+            _58=2,
+        ),
+        2 * 2 * 4 * 6 * 4 * 3,
+        4 * (48 + 144 + 72),
     ),
     (cost("all-reduce", ("f32", 6), ("f32", 6), called=["addition"]), 6, 48),
     # Two of eight elements stay on this device: three additions for each.
@@ -192,6 +218,81 @@ def test_work_started_apart_belongs_to_its_computation():
     assert inner < root.id
 
 
+INTEGER = ("s32",)
+
+
+def integer(program, value):
+    return program.add("constant", INTEGER, _8=message((4, value)))
+
+
+def loop(direction, start, stop, step, *, carried=False, moving=0):
+    """A loop from a constant, to a constant in its condition or in its state."""
+    program, state = Written(), [INTEGER, INTEGER]
+    body = program.parameters(state)[0]
+    i, limit = (program.add("get-tuple-element", INTEGER, body, _13=k) for k in range(2))
+    i = program.add("add", INTEGER, i, integer(program, step))
+    limit = program.add("add", INTEGER, limit, integer(program, moving)) if moving else limit
+    program.add("tuple", state, i, limit)
+    called = [program.close()]
+    condition = program.parameters(state)[0]
+    i, limit = (program.add("get-tuple-element", INTEGER, condition, _13=k) for k in range(2))
+    limit = limit if carried else integer(program, stop)
+    program.add("compare", ("pred",), i, limit, _63=direction)
+    called.append(program.close())
+    state_before = program.add("tuple", state, integer(program, start), integer(program, stop))
+    program.add("while", state, state_before, called=called)
+    counter, root = program.costs()
+    return counter, root, called
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "stop", "step", "rounds"),
+    [
+        ("LT", 3, 17, 1, 14),
+        ("LT", 0, 10, 4, 3),
+        ("LE", 3, 17, 2, 8),
+        ("GT", 17, 3, -2, 7),
+        ("GE", 17, 3, -7, 3),
+        ("NE", 0, 12, 4, 3),
+        ("NE", 0, 13, 4, None),
+        ("LT", 5, 5, 1, 0),
+        ("LT", 5, 9, -1, None),
+        ("EQ", 5, 5, 1, None),
+    ],
+)
+def test_a_counter_fixes_the_rounds(direction, start, stop, step, rounds):
+    counter, root, (body, condition) = loop(direction, start, stop, step)
+    assert counter.trips(root) == rounds
+    carried, again, _ = loop(direction, start, stop, step, carried=True)
+    assert carried.trips(again) == rounds
+    assert counter.total().flops == (1 + 1 if rounds is None else rounds + rounds + 1)
+    assert counter.executions[condition] == (
+        1 if rounds is None else rounds + 1,
+        rounds is not None,
+    )
+    assert counter.executions.get(body, (0,))[0] == (1 if rounds is None else rounds)
+
+
+def test_a_moving_limit_fixes_nothing():
+    counter, root, _ = loop("LT", 0, 10, 2, carried=True, moving=1)
+    assert counter.trips(root) is None
+
+
+def test_a_conditional_costs_its_dearest_branch():
+    program = Written()
+    branches = []
+    for opcode, size in ("negate", 5), ("exponential", 9), ("add", 7):
+        x = program.parameters(("f32", size))[0]
+        program.add(opcode, ("f32", size), *[x] * (2 if opcode == "add" else 1))
+        branches.append(program.close())
+    operands = program.parameters(INTEGER, ("f32", 5), ("f32", 9), ("f32", 7))
+    program.add("conditional", ("f32", 5), *operands, called=branches)
+    counter, root = program.costs()
+    assert counter.of(root) == Cost(0.0, 0.0, 0.0)
+    assert counter.total() == Cost(7.0, 4 * 7 * 3.0, 9.0)
+    assert [counter.executions[branch] for branch in branches] == [(1, False)] * 3
+
+
 PRODUCT = {"gemm_backend_config": {"dot_dimension_numbers": {"lhs_contracting_dimensions": ["1"]}}}
 OPERANDS = [("f32", M, K), ("f32", K, N)]
 RESULT = [("f32", M, N), ("u8", 100)]  # and workspace
@@ -214,14 +315,13 @@ def test_a_library_product_counts_as_a_dot():
 def test_the_gradients_of_a_library_convolution_count_as_much():
     # [batch 2, 9 wide, 4 features] with a kernel of 3 in steps of 2, without padding.
     image, kernel, output = ("f32", 2, 9, 4), ("f32", 3, 4, 6), ("f32", 2, 4, 6)
-    numbers = message((7, 0), (8, 2), (11, 1), (3, 1), (4, 2), (6, 0), (9, 0), (10, 2), (12, 1))
     shapes = {
         "__cudnn$convForward": [output, image, kernel],
         "__cudnn$convBackwardInput": [image, output, kernel],
         "__cudnn$convBackwardFilter": [kernel, image, output],
     }
     for target, (result, *operands) in shapes.items():
-        made = call(target, [result, ("u8", 0)], *operands, _15=WINDOW, _16=numbers)
+        made = call(target, [result, ("u8", 0)], *operands, _15=WINDOW, _16=LAYOUT)
         assert made.flops == 2 * 2 * 4 * 6 * 4 * 3
 
 
@@ -264,6 +364,7 @@ def test_a_marker_costs_nothing():
 def fused(body, *parameters):
     """The bytes of a fusion: `body(program, *numbers)` adds its instructions."""
     program = Written()
+    program.sum = program.addition()
     result = body(program, *program.parameters(*parameters))
     inner = program.close()
     program.add("fusion", result, *program.parameters(*parameters), called=[inner])
@@ -305,6 +406,11 @@ def test_an_update_in_place_leaves_the_rest_alone():
         program.add("tuple", [LARGE, SMALL], updated, program.add("negate", SMALL, u))
         return [LARGE, SMALL]
 
+    def scatter(program, x, i, u):
+        program.add("scatter", LARGE, x, i, u, called=[program.sum])
+        return LARGE
+
+    assert fused(scatter, LARGE, ("s32", 2), SMALL) == 3 * 24 + 8
     assert fused(update, LARGE, SMALL, ("s32",)) == 24 + 24 + 4
     assert fused(into_new, SMALL, ("s32",)) == 1200 + 24 + 4
     assert fused(several, LARGE, SMALL, ("s32",)) == 24 + 24 + 24 + 4

@@ -45,6 +45,16 @@ def test_a_row_has_the_cost_of_all_rounds(compiled):
     assert table.notes == ()
 
 
+def test_rounds_of_loops_within_loops_multiply():
+    def nested(c, xs):
+        return jax.lax.scan(lambda c, _: (scan(c, xs), None), c, None, length=3)[0]
+
+    shapes = (WIDTH, WIDTH), (LENGTH, WIDTH, WIDTH)
+    arguments = [jax.ShapeDtypeStruct(s, "float32") for s in shapes]
+    row = costs(jax.jit(nested).lower(*arguments).compile())[0]
+    assert (row.executions, row.flops) == (3 * LENGTH, 3 * LENGTH * 2 * WIDTH**3)
+
+
 def test_loops_once_are_what_xla_counts(compiled):
     table = costs(compiled, loops="once")
     assert sum(table.column("flops")) == compiled.cost_analysis()["flops"]
@@ -79,8 +89,7 @@ def test_another_object_is_refused_with_what_to_write(unchecked):
         f: "f.lower(*arguments).compile()",
         f.lower(x): "lowered.compile()",
         jnp.dot: ".lower(*arguments).compile()",
-        sum: "jax.jit(f).lower(*arguments).compile()",
-        3: "jax.jit(f).lower(*arguments).compile() for a function f",
+        sum: "jax.jit(f).lower(*arguments).compile() for a function f",
     }
     for value, instead in wrong.items():
         with pytest.raises(TypeError, match=f"got {type(value).__name__}; write ") as raised:

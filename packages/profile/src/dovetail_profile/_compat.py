@@ -52,10 +52,8 @@ def _instead(value: object) -> str:
 
     if isinstance(value, jax.stages.Lowered):
         return "write lowered.compile()"
-    if callable(getattr(value, "lower", None)):
+    if callable(getattr(value, "lower", None)):  # jitted
         return "write f.lower(*arguments).compile()"
-    if callable(value):
-        return "write jax.jit(f).lower(*arguments).compile()"
     return "write jax.jit(f).lower(*arguments).compile() for a function f"
 
 

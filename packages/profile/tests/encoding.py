@@ -96,11 +96,21 @@ def trace(
     return message(*fields, *([(4, host)] if host else []))
 
 
-def hlo(name: str, opcodes: dict[str, str]) -> bytes:
-    """Encodes an HloProto: a module of one computation with these instructions and opcodes."""
-    instructions: list[Field] = [
-        (2, message((1, instruction), (2, opcode), (35, i)))
-        for i, (instruction, opcode) in enumerate(opcodes.items(), 1)
-    ]
-    computation = message((1, "main"), *instructions, (5, 1), (6, len(opcodes)))
-    return message((1, message((1, name), (3, computation), (6, 1))))
+def hlo(name: str, opcodes: Mapping[str, str], **called: Mapping[str, str]) -> bytes:
+    """Encodes an HloProto: a module of instructions with these opcodes.
+
+    Each of `called` are the instructions of the computation that the instruction of this name, with
+    "_" for ".", calls.
+    """
+    ids = {x.replace("_", "."): i for i, x in enumerate(called, 2)}
+    bodies = [(i, called[x]) for i, x in enumerate(called, 2)]
+    number, fields = 0, []
+    for i, body in [*bodies, (1, opcodes)]:
+        instructions: list[Field] = []
+        for instruction, opcode in body.items():
+            number += 1
+            calls: list[Field] = [(38, ids[instruction])] if instruction in ids else []
+            head: list[Field] = [(1, instruction), (2, opcode), (35, number)]
+            instructions.append((2, message(*head, *calls)))
+        fields.append((3, message((1, f"c{i}"), *instructions, (5, i), (6, number))))
+    return message((1, message((1, name), *fields, (6, 1))))

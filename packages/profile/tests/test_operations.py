@@ -4,11 +4,13 @@
 
 import numpy as np
 import pytest
+from encoding import Plane, Stat, hlo, trace
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail_profile.trace.operations import self_times, union_ps
 from dovetail_profile.trace.recording import Recording
+from dovetail_profile.trace.space import parse
 
 # (lane, start, duration), so close that they nest, touch and overlap
 EVENTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 12)), max_size=15)
@@ -62,3 +64,48 @@ def test_runs_are_ordered_by_lane_and_start(recording: Recording) -> None:
     assert len(runs.select(runs.start_ps < 0)) == 0
     with pytest.raises(IndexError):
         runs.select(np.ones(len(runs) + 1, bool))
+
+
+def test_a_run_lasts_until_its_result_is_ready() -> None:
+    def run(name: str, number: int, program: int = 7) -> dict[str, Stat]:
+        return {"hlo_op": name, "program_id": program, "run_id": 1, "_p": number, "_pt": 15}
+
+    def ready(number: int) -> dict[str, Stat]:
+        return {"_c": number, "_ct": 15}
+
+    caller = [
+        ("sort", 0, 10, run("sort.1", 1)),  # others work on until 50
+        ("add", 20, 5, run("add.4", 2)),
+        ("end: add", 24, 1, ready(2)),
+        ("while", 100, 10, run("while.2", 3)),  # its body goes on elsewhere
+        ("sort", 300, 10, run("sort.1", 9)),  # its end is not in the trace
+        ("sort", 400, 10, run("sort.1", 5, program=8)),  # of a program that is not in the trace
+        ("sort", 500, 10, run("sort.1", 6)),  # what waits for it runs before its end is recorded
+    ]
+    other = [
+        ("end: sort", 50, 2, ready(1)),
+        ("dot", 105, 75, run("dot.3", 4)),
+        ("end: dot", 180, 1, ready(4)),
+        ("end: while", 200, 1, ready(3)),
+        ("end: sort", 450, 1, ready(5)),
+        ("not the end: sort", 390, 1, ready(9)),
+        ("dot", 530, 20, run("dot.3", 7)),
+        ("end: sort", 560, 1, ready(6)),
+    ]
+    module = hlo(
+        "f", {"sort.1": "sort", "add.4": "add", "while.2": "while"}, while_2={"dot.3": "dot"}
+    )
+    programs = Plane("/host:metadata").kind("f(7)", {"Hlo Proto": module, "program_id": 7})
+    host = Plane("/host:CPU").line("caller", caller).line("other", other)
+    runs = Recording([parse(trace(host, programs))], ["h"]).operations
+    rows = zip(runs.code, runs.duration_ps, runs.self_ps, strict=True)
+    assert [(runs.names[code], *map(int, rest)) for code, *rest in rows] == [
+        ("sort.1", 50, 45),
+        ("add.4", 5, 5),
+        ("while.2", 10, 10),
+        ("sort.1", 10, 10),
+        ("sort.1", 50, 50),
+        ("sort.1", 30, 30),
+        ("dot.3", 75, 75),
+        ("dot.3", 20, 20),
+    ]

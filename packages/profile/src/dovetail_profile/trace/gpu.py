@@ -8,8 +8,8 @@ memory lives; they are not work. Viewers add lines of their own, derived from th
 those would count all time twice.
 
 The names of lines and values are from XLA's sources (`cupti_collector.cc`, `rocm_collector.cc`,
-`xplane_schema.cc`). No trace of a real GPU has been read yet; XProf 2.24.2 finds the same self times
-and launches in planes that are encoded by these sources.
+`xplane_schema.cc`). No trace of a real GPU has been read yet; XProf 2.24.2 finds the same self
+times and launches in planes that are encoded by these sources.
 """
 
 import dataclasses

@@ -5,13 +5,13 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from dovetail_profile.trace.space import Line
 
-_NEVER = 1 << 63
+_NEVER = (1 << 63) - 1  # picoseconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,11 @@ class Operations:
         device: int64 [runs], the number of the device on its host.
         lane: int64 [runs], the place of the thread or stream in `lanes`.
         start_ps: int64 [runs], after the start of the trace of the host.
-        duration_ps: int64 [runs], with what is nested in it.
+        duration_ps: int64 [runs], with what is nested in it. On a CPU a `while`, `call` or
+            `conditional` may end before its body, which goes on on other lanes.
         program: int64 [runs], the number of the program, as in `Recording.modules`.
-        run: int64 [runs], the number of the run of the program.
+        run: int64 [runs], the number of the run of the program, the same on all its devices; -1
+            if the platform does not tell.
         code: int64 [runs], the place of the instruction's name in `names`.
         names: The different names of instructions.
         lanes: Names of threads or streams.
@@ -108,15 +110,46 @@ def union_ps(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return start[first], stop[last]
 
 
-def of_cpu(lines: Sequence[Line], host: int) -> list[Operations]:
+def of_cpu(
+    lines: Sequence[Line], host: int, inner: Callable[[int, str], Collection[str]]
+) -> list[Operations]:
     """Returns what the lines of the plane of a host executed as a CPU device.
 
-    XLA's CPU client names instruction, program and run of each event in its stats.
+    XLA's CPU client names instruction, program and run of each event in its stats. The event ends
+    when its thread leaves the instruction, on which other threads may still work. The thread that
+    completes it records an event "end: ", but only after it has run what waited for the result.
+    So a run lasts until that event, or until the first instruction that this thread runs before.
+    A loop whose body goes on on other threads is left at its event: the body's runs are the rest.
+
+    Args:
+        lines: The threads.
+        host: The index of the host.
+        inner: Returns the names of the instructions within an instruction of a program.
     """
-    return [one_line(line, host) for line in lines if len(line.stats("hlo_op").owner)]
+    lines = [line for line in lines if len(line.texts("hlo_op").owner)]
+    threads = [_of_thread(line, host) for line in lines]
+    keys, ready, thread = _marks(lines)
+    seen = {key for runs in threads for key in _instructions(runs, np.ones(len(runs), bool))}
+    begins = [np.sort(runs.start_ps) for runs in threads]
+
+    def until_ready(line: Line, runs: Operations) -> Operations:
+        key = _numbers(line, "_p", "_pt")[line.texts("hlo_op").owner]
+        mark = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        stop = runs.start_ps + runs.duration_ps
+        longer = (keys[mark] == key) & (key != 0) & (ready[mark] > stop)
+        for program, name in _instructions(runs, longer):
+            if any((program, x) in seen for x in inner(program, name)):
+                longer &= (runs.program != program) | (runs.code != runs.names.index(name))
+        for i, begin in enumerate(begins):
+            at = np.flatnonzero(longer & (thread[mark] == i))
+            following = np.append(begin, _NEVER)[np.searchsorted(begin, stop[at])]
+            stop[at] = np.minimum(ready[mark[at]], following)
+        return dataclasses.replace(runs, duration_ps=stop - runs.start_ps)
+
+    return [until_ready(*x) for x in zip(lines, threads, strict=True)] if len(keys) else threads
 
 
-def one_line(line: Line, host: int) -> Operations:
+def _of_thread(line: Line, host: int) -> Operations:
     """Returns the events of one line that name an instruction."""
     named = line.texts("hlo_op")
     at, count = named.owner, len(line)
@@ -136,6 +169,36 @@ def one_line(line: Line, host: int) -> Operations:
         names=named.texts,
         lanes=(line.name,),
     )
+
+
+def _marks(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns numbers, starts and threads of the events "end: ", ordered by number."""
+    columns: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(3)]
+    for i, line in enumerate(lines):
+        ends = [code for code, name in enumerate(line.names) if name.startswith("end: ")]
+        at = np.flatnonzero(np.isin(line.code, ends))
+        values = (_numbers(line, "_c", "_ct")[at], line.start_ps[at], np.full(len(at), i))
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    keys, starts, threads = map(np.concatenate, columns)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], starts[order], threads[order]
+
+
+def _numbers(line: Line, number: str, kind: str) -> np.ndarray:
+    """Returns for each event the number, of its kind, that links it to another; 0: none."""
+    count = len(line)
+    return line.stats(number).of_each(count, 0) * 64 + line.stats(kind).of_each(count, 0)
+
+
+def _instructions(runs: Operations, mask: np.ndarray) -> set[tuple[int, str]]:
+    """Returns program and name of each different instruction among the runs of a mask."""
+    program, code = runs.program[mask], runs.code[mask]
+    return {
+        (number, runs.names[c])
+        for number in np.unique(program).tolist()
+        for c in np.unique(code[program == number]).tolist()
+    }
 
 
 def joined(pieces: Sequence[Operations]) -> Operations:

@@ -50,7 +50,7 @@ class Recording:
     def operations(self) -> Operations:
         """The runs of instructions on all devices."""
         with self._naming_files():
-            return joined([x for host, plane in self._planes() for x in _operations(plane, host)])
+            return joined([x for host, plane in self._planes() for x in self._of(plane, host)])
 
     @functools.cached_property
     def kernels(self) -> Kernels:
@@ -146,6 +146,23 @@ class Recording:
             for plane in space.planes:
                 yield host, plane
 
+    def _of(self, plane: Plane, host: int) -> list[Operations]:
+        """Returns what a plane executed: nothing, if it is no device."""
+        if plane.name == _HOST_PLANE:
+            return of_cpu(plane.lines, host, functools.partial(self._inner, host))
+        if plane.name.startswith(gpu.PREFIX):
+            return gpu.of_gpu(plane, host)
+        return tpu.of_tpu(plane, host) if tpu.PLANE.fullmatch(plane.name) else []
+
+    def _inner(self, host: int, program: int, name: str) -> set[str]:
+        """Returns the names of the instructions in the computations that an instruction calls."""
+        module = self.modules.get((host, program))
+        instruction = module.instructions.get(name) if module else None
+        if module is None or instruction is None:
+            return set()
+        called = [module.computations[number].instructions for number in instruction.called]
+        return {x.name for instructions in called for x in instructions}
+
     @contextlib.contextmanager
     def _naming_files(self) -> Iterator[None]:
         try:
@@ -153,15 +170,6 @@ class Recording:
         except Damaged as error:
             files = ", ".join(map(str, self._files or self.hosts))
             raise Damaged(f"a trace must be whole, got damage in {files}: {error}") from None
-
-
-def _operations(plane: Plane, host: int) -> list[Operations]:
-    """Returns what a plane executed: nothing, if it is no device."""
-    if plane.name == _HOST_PLANE:
-        return of_cpu(plane.lines, host)
-    if plane.name.startswith(gpu.PREFIX):
-        return gpu.of_gpu(plane, host)
-    return tpu.of_tpu(plane, host) if tpu.PLANE.fullmatch(plane.name) else []
 
 
 def _different(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:

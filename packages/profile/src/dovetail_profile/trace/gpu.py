@@ -129,6 +129,8 @@ def _operations(plane: Plane, line: Line, host: int) -> Operations:
     instructions = _instructions(line)
     code = line.code.astype(np.int64) + len(instructions.texts)
     code[instructions.owner] = instructions.value
+    used, code = np.unique(code[at], return_inverse=True)
+    names = (*instructions.texts, *line.names)
     return Operations(
         host=np.full(len(at), host),
         device=np.full(len(at), _ordinal(plane)),
@@ -137,8 +139,8 @@ def _operations(plane: Plane, line: Line, host: int) -> Operations:
         duration_ps=line.duration_ps[at],
         program=line.stats("program_id").of_each(len(line))[at],
         run=np.full(len(at), -1),
-        code=code[at],
-        names=(*instructions.texts, *line.names),
+        code=code,
+        names=tuple(names[i] for i in used),
         lanes=(f"{plane.name} {line.name}",),
     )
 

@@ -114,6 +114,7 @@ def test_work_between_start_and_done_hides_the_time():
         ("reduce-start", 1, 0, 50),
         ("twice", 1, 20, 60),  # 50, 30
         ("gather-start", 1, 10, 20),  # is no other work
+        ("outer", 1, 0, 90),  # lasts as long as what it calls
     ]
     module = (FIXTURES / "asynchronous.hlo.pb").read_bytes()
     metadata = encoding.Plane("/host:metadata").kind(

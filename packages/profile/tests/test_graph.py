@@ -56,10 +56,16 @@ def test_edges_are_the_operands_of_the_text(compiled):
             operands = re.search(r" [a-z][a-z\d-]*\((.*?)\)(?:,|$)", operands)
             names = re.findall(r"%([\w.-]+)", operands[1])
             expected += [(name, head[1]) for name in names]
-    edges = graph(module_of_compiled(compiled), fused=True).edges
+    module = module_of_compiled(compiled)
+    edges = graph(module, fused=True).edges
     pairs = [(e.producer, e.consumer) for e in edges if e.kind == "operand"]
     assert sorted(pairs) == sorted(expected)
-    assert {e.bytes for e in edges if e.kind == "operand"} <= {4, 1, 8 * 8 * 4, 2 * 256 + 4, 0}
+    elements = {
+        x.name: x.shape.bytes for x in module.instructions.values() if "tuple-el" in x.opcode
+    }
+    sizes = {e.consumer: e.bytes for e in edges if e.consumer in elements}
+    assert sizes == elements
+    assert {8 * 8 * 4, 4} <= set(sizes.values()) <= {8 * 8 * 4, 4}
 
 
 def _chain(names, shape=(2, 3)):

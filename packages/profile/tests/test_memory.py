@@ -94,13 +94,19 @@ def test_a_trace_has_the_memory_over_time(recording):
     assert {"params.0.up", "params.1.down", "x", "y"} <= set(scopes)
 
 
-def _module(events, buffers, *, allocations=(), peaks=()):
+def _module(events, buffers, *, allocations=(), peaks=(), others=None):
     """A module of instructions a, b, c, ... and an assignment of buffers to one heap."""
     instructions = dict.fromkeys("abcdef", "add")
     module = Message(memoryview(encoding.hlo("jit_f", instructions))).bytes(1)
     fields = [
-        (1, encoding.message((1, i), (2, size), (3, encoding.message((4, i)))))
-        for i, size in buffers.items()
+        # The first is known by name alone, as in old files.
+        (
+            1,
+            encoding.message(
+                (1, i), (2, size), (3, encoding.message((4, i) if i > 1 else (2, "a")))
+            ),
+        )
+        for i, size in (buffers | (others or {})).items()
     ]
     heap = [(9, encoding.message((1, i))) for i in buffers]
     fields += [(3, encoding.message((1, 9), (2, 1000), *heap))]
@@ -131,7 +137,8 @@ def test_the_replay_of_a_heap():
     ]
     argument = encoding.message((1, 0), (2, 1000), (5, 1))
     host = encoding.message((1, 1), (2, 5000), (7, 1), (8, 5))
-    answer = memory(_module(events, SIZES, allocations=[argument, host]))
+    stack = encoding.message((1, 2), (2, 300), (3, 1))  # of each thread: does not count
+    answer = memory(_module(events, SIZES, allocations=[argument, host, stack]))
     live = [100, 130, 130, 130, 100, 150, 50, 150]
     assert answer.over_time.column("live_bytes") == [1000, *(1000 + x for x in live)]
     assert answer.over_time.column("instruction") == ["", *"abcabdca"]
@@ -139,6 +146,15 @@ def test_the_replay_of_a_heap():
     assert [(row.buffer, row.bytes) for row in answer.at_peak] == [("a", 100), ("d", 50)]
     assert answer.notes == ("5,000 bytes in the memory of the host are not part of the peak.",)
     assert answer.totals.outputs_bytes == 0
+
+
+def test_heaps_that_were_planned_apart():
+    events = [(ALLOC, 1, 0), (ALLOC, 2, 0), (FREE, 1, 0)]
+    second = encoding.message((1, 5), (2, 900), (9, encoding.message((1, 3))))
+    answer = memory(_module(events, {1: 100, 2: 30}, allocations=[second], others={3: 800}))
+    assert answer.over_time.column("live_bytes") == [800, 900, 930, 830]
+    assert (answer.peak_bytes, answer.at_peak.column("buffer")) == (930, ["c", "a", "b"])
+    assert "Their peaks are added" in answer.notes[0]
 
 
 def test_a_heap_without_its_order():

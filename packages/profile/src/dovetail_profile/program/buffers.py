@@ -115,8 +115,8 @@ def assignment_of(module: Module) -> Assignment:
     if not module.buffers:
         raise ValueError(
             "memory needs the compiler's assignment of buffers to a program, and that of "
-            f"{module.name!r} is not kept; traces of programs that XLA compiled for a CPU, GPU or "
-            "TPU have it, and memory(jitted.lower(...).compile()) of a program at hand"
+            f"{module.name!r} is not kept; traces have it, and programs that were compiled for a "
+            "CPU or GPU: memory(jitted.lower(...).compile())"
         )
     message = Message(module.buffers)
     buffers = {x.integer(1): _buffer(x, module) for x in message.messages(1)}

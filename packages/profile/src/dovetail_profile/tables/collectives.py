@@ -51,12 +51,12 @@ class CollectiveRow:
     group_size: int | None
     groups: int | None
     bytes: float | None
-    calls: int
-    time_us: float | None
-    hidden_us: float | None
-    exposed_us: float | None
-    bytes_per_s: float | None
-    link_fraction: float | None
+    calls: int = 0
+    time_us: float | None = None
+    hidden_us: float | None = None
+    exposed_us: float | None = None
+    bytes_per_s: float | None = None
+    link_fraction: float | None = None
 
 
 def collectives(
@@ -109,12 +109,6 @@ def _row(module: Module, x: Collective) -> CollectiveRow:
         group_size=x.group_size,
         groups=x.groups,
         bytes=x.bytes,
-        calls=0,
-        time_us=None,
-        hidden_us=None,
-        exposed_us=None,
-        bytes_per_s=None,
-        link_fraction=None,
     )
 
 

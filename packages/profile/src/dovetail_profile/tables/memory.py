@@ -138,6 +138,7 @@ def memory(program: "Module | jax.stages.Compiled") -> Memory:
     Example:
 
         >>> import jax, jax.numpy as jnp
+        >>> from dovetail_profile.tables.memory import memory
         >>> x = jnp.ones((256, 256))
         >>> memory(jax.jit(lambda x: (x @ x) @ x).lower(x).compile()).peak_bytes
         786432

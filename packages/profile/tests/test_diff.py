@@ -4,6 +4,7 @@
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -68,6 +69,18 @@ def test_nothing_changed(recording: Recording) -> None:
     assert table.before_us == table.after_us == pytest.approx(us / STEPS, rel=1e-12)
     assert table.notes[0].startswith("Times are per step")
     assert len(table.regressions(0.0)) == 0
+
+
+def test_lines_and_shapes_are_kept_apart(recording: Recording) -> None:
+    runs, expected, actual = recording.operations, Counter(), Counter()
+    for program, code, ps in zip(runs.program, runs.code, runs.self_ps, strict=True):
+        module = recording.modules[0, program]
+        instruction = module.instructions[runs.names[code]]
+        key = str(module.source(instruction) or ""), str(instruction.shape)
+        expected[key] += int(ps) / 1e6 / STEPS
+    for row in diff(recording, recording):
+        actual[row.source, row.shape] += row.before_us
+    assert actual == pytest.approx(expected, rel=1e-9)  # sums of hundreds of floats
 
 
 def test_other_numbers_in_names_and_moved_lines_are_the_same_instructions(recording) -> None:

@@ -4,6 +4,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from dovetail_profile.tables.category import category_of
 from dovetail_profile.tables.modules import modules
 from dovetail_profile.tables.ops import ops
 from dovetail_profile.tables.spans import annotations
-from dovetail_profile.tables.work import work_of
+from dovetail_profile.tables.work import distinct, work_of
 from dovetail_profile.trace.operations import Operations
 from dovetail_profile.trace.recording import Recording
 
@@ -98,6 +99,26 @@ def test_equal_instructions_of_two_hosts_share_a_row(recording: Recording) -> No
     for row, single in zip(table, ops(recording), strict=True):
         assert (row.name, row.calls) == (single.name, 2 * single.calls)
     assert {row.host for row in modules(both)} == {"a", "b"}
+
+
+def test_a_group_is_described_by_what_takes_most_of_its_time(recording: Recording) -> None:
+    single = ops(recording)
+    for by in ("source", "scope", "category"):
+        for row in ops(recording, by):
+            members = [x for x in single if (getattr(x, by) or f"(no {by})") == row.name]
+            for column in {"opcode", "scope", "program", "category"} - {by}:
+                times = Counter()
+                for member in members:
+                    times[getattr(member, column)] += member.self_us
+                assert getattr(row, column) == times.most_common(1)[0][0]
+            assert row.calls == sum(member.calls for member in members)
+
+
+@pytest.mark.parametrize("values", [[7], [3, -2, 3, 5], [-(2**62), 2**62, 0, 2**62]])
+def test_distinct_values_are_those_of_a_sort(values: list[int]) -> None:
+    expected = np.unique(values, return_inverse=True)
+    for actual, other in zip(distinct(np.array(values)), expected, strict=True):
+        assert actual.tolist() == other.tolist()
 
 
 def test_another_grouping_is_refused(recording: Recording) -> None:

@@ -128,6 +128,19 @@ def test_a_collective_counts_where_nothing_else_runs(recording: Recording, monke
     assert parts(table[0]) == {"compute": 50, "collective": 20, "idle": 30}
 
 
+def test_runs_without_a_program_are_compute(recording: Recording) -> None:
+    unknown = with_times(recording, spans_of(*TWO), {"sort": [(0, 15)]})
+    unknown.modules = {}
+    assert parts(steps(unknown)[0]) == {"compute": 15, "idle": 85}
+
+
+def test_other_threads_do_not_count(recording: Recording) -> None:
+    spans = spans_of(*TWO, ("data", 20, 40, -1), ("data", 60, 70, -1))
+    lanes = dataclasses.replace(spans, lane=np.array([0, 0, 1, 0]))
+    table = steps(with_times(recording, lanes, {"sort": [(0, 15)]}))
+    assert parts(table[0]) == {"compute": 15, "input": 10, "idle": 75}
+
+
 def test_of_several_devices_a_step_has_the_mean(recording: Recording) -> None:
     runs = {"sort": [(0, 60, 0), (0, 20, 1), (90, 110, 1)]}
     table = steps(with_times(recording, spans_of(*TWO, ("data", 20, 40, -1)), runs))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_profile.profile import Profile, read
+import dovetail_profile as public
+from dovetail_profile import Profile, read
 from dovetail_profile.tables import modules, ops, spans, steps
 from dovetail_profile.trace.files import load
 from dovetail_profile.trace.recording import Recording
@@ -22,7 +23,7 @@ def test_a_profile_has_the_tables_of_the_trace(trace: Path) -> None:
     assert profile.steps() == steps.steps(recording)
     assert profile.annotations() == spans.annotations(recording)
     assert profile.modules() == modules.modules(recording)
-    assert not any(row.delta_us for row in profile.diff(read(trace)))
+    assert not any(row.delta_us for row in profile.diff(profile))
     assert f"runs={len(recording.operations):,}" in repr(profile)
 
 
@@ -32,6 +33,17 @@ def test_tables_are_computed_once_for_each_profile(recording: Recording) -> None
     assert profile.ops("source") is not profile.ops("category")
     assert profile.steps() is profile.steps()
     assert Profile(recording).steps() is not profile.steps()
+
+
+def test_rows_are_of_public_kinds(recording: Recording) -> None:
+    profile = Profile(recording)
+    assert profile.ops().kind is public.OpRow
+    assert profile.steps().kind is public.StepRow
+    assert profile.modules().kind is public.ModuleRow
+    assert profile.annotations().kind is public.AnnotationRow
+    assert profile.diff(profile).kind is public.DiffRow
+    assert isinstance(profile.diff(profile), public.DiffTable)
+    assert isinstance(profile.diff(profile).regressions(0.0), public.Table)
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 import dataclasses
 import math
-import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -117,7 +117,9 @@ def _calls(module: Module, seen: Mapping[str, tuple[int, int]]) -> dict[str, int
     calls: dict[str, int] = {}
     for computation in module.computations.values():
         events = {x.name: seen[x.name][0] for x in computation.instructions if x.name in seen}
-        usual = statistics.mode(sorted(events.values())) if events else 1
+        usual = max(
+            Counter(sorted(events.values())).items(), key=lambda item: item[1], default=(1, 0)
+        )[0]
         calls |= {name: n // max(1, n // usual) for name, n in events.items()}
     return calls
 

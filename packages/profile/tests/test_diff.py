@@ -21,9 +21,11 @@ STEPS = 4  # fixtures/make.py
 class Edited(Module):
     """A program whose file has grown by some lines."""
 
-    lines = 0
+    lines: int | None = 0
 
     def source(self, instruction: Instruction) -> Frame | None:
+        if self.lines is None:  # each instruction has a line of its own
+            return Frame("each.py", "", instruction.id)
         frame = super().source(instruction)
         return frame and dataclasses.replace(frame, line=frame.line + self.lines)
 
@@ -33,7 +35,7 @@ def changed(
     *,
     rename: Callable[[str], str] = str,
     factor: dict[str, int] | None = None,
-    lines: int = 0,
+    lines: int | None = 0,
     keep: Callable[[str], bool] = bool,
 ) -> Recording:
     """The recording with other names, times, lines and instructions."""
@@ -81,6 +83,9 @@ def test_lines_and_shapes_are_kept_apart(recording: Recording) -> None:
     for row in diff(recording, recording):
         actual[row.source, row.shape] += row.before_us
     assert actual == pytest.approx(expected, rel=1e-9)  # sums of hundreds of floats
+    lined = changed(recording, lines=None)
+    runs = np.unique(np.stack([runs.program, runs.code]), axis=1)
+    assert len(diff(lined, lined)) == runs.shape[1]
 
 
 def test_other_numbers_in_names_and_moved_lines_are_the_same_instructions(recording) -> None:

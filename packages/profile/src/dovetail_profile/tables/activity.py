@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the annotations of a host mean: dispatch, compilation, or a name that a user gave.
+"""The kinds of annotations of a host: dispatch, compilation, or a name that a user gave.
 
 The trace marks them all alike. Names tell them apart: JAX and XLA have few that can stand outside
 a call of a program, and everything inside such a call is theirs.

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of devices went: by instruction, line of source, module path, or category."""
+"""The time of devices by instruction, line of source, module path, or category."""
 
 import dataclasses
 from collections import Counter

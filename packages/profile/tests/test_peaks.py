@@ -5,6 +5,7 @@
 import json
 import os
 import time
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -13,21 +14,21 @@ import pytest
 from dovetail_profile import peaks
 from dovetail_profile.peaks import Peaks, kind_of, measure_peaks
 
-H200 = {"device_kind": "NVIDIA H200", "flops_per_s": {"bfloat16": 989e12}, "bytes_per_s": 4.8e12}
+H200 = Peaks(device_kind="NVIDIA H200", flops_per_s={"bfloat16": 989e12}, bytes_per_s=4.8e12)
 
 
 def test_a_file_of_another_kind_of_device_is_refused(tmp_path):
     path, own = tmp_path / "peaks.json", kind_of(jax.local_devices()[0])
-    mine = Peaks(**H200 | {"device_kind": own}, spreads={"bytes": 0.1}, measured="2026-01-02")
+    mine = replace(H200, device_kind=own, spreads={"bytes": 0.1}, measured="2026-01-02")
     mine.save(path)
     assert Peaks.load(path) == mine
-    Peaks(**H200).save(path)
+    H200.save(path)
     with pytest.raises(ValueError, match=r"got those of 'NVIDIA H200'.*device_kind='NVIDIA H200'"):
         Peaks.load(path)
-    assert Peaks.load(path, device_kind="NVIDIA H200") == Peaks(**H200)
+    assert Peaks.load(path, device_kind="NVIDIA H200") == H200
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps(H200 | {"bytes_per_s": 0.0})])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps(asdict(H200) | {"bytes_per_s": 0.0})])
 def test_a_file_without_peaks_is_refused(tmp_path, text):
     path = tmp_path / "peaks.json"
     path.write_text(text)
@@ -38,9 +39,9 @@ def test_a_file_without_peaks_is_refused(tmp_path, text):
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_rate_is_positive_and_finite(rate):
     with pytest.raises(ValueError, match="a positive number per second, got bytes_per_s="):
-        Peaks(**H200 | {"bytes_per_s": rate})
+        replace(H200, bytes_per_s=rate)
     with pytest.raises(ValueError, match="got float32="):
-        Peaks(**H200 | {"flops_per_s": {"float32": rate}})
+        replace(H200, flops_per_s={"float32": rate})
 
 
 @pytest.mark.parametrize("dtypes", [(), "int32", ("float32", "int8")])

@@ -1,23 +1,22 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A continuous sampler: traces a few steps now and then, and gives scalars of where time went.
+"""A continuous sampler: captures a few steps now and then, and gives scalars of where time went.
 
-To start, stop and analyse a sample costs CPU time of the thread of the loop, more for programs of
-more instructions. The monitor measures it, and begins a sample only if one as dear as the dearest
-so far keeps the sum within `budget` of the CPU time of the process. So the interval grows until the
-share holds, and a short run may have no sample.
+Start, stop and analysis of a sample take CPU time of the thread of the loop. The monitor measures
+it, and begins a sample only if one as dear as the dearest so far keeps the sum within `budget` of
+the CPU time of the process. So a short run may have no sample.
 """
 
 import contextlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from dovetail_profile.profile import Profile, read
+from dovetail_profile.capture import capture
+from dovetail_profile.profile import Profile
 
 _FIRST_S = 0.1  # CPU seconds of a sample before any is known: of a small program, with imports
 _log = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ class Monitor:
         self.every, self._interval, self._steps = every, every, steps
         self._sink, self._directory = sink, directory
         self._budget = Budget(budget)
-        self._trace: tuple[Path, contextlib.ExitStack] | None = None  # its folder, while it runs
+        self._sample: tuple[Profile, contextlib.ExitStack] | None = None  # and its open capture
         self._stop: int | None = None  # the step at which a sample ends
         self._next = 0  # `step` has nothing to do before it
         self._annotation = contextlib.ExitStack()
@@ -144,7 +143,7 @@ class Monitor:
             self._begin(i)
         elif self._stop is not None and i >= self._stop:
             self._end(i)
-        if self._trace is None:
+        if self._sample is None:
             self._stop, self._next = None, (i // self._interval + 1) * self._interval
             return
         import jax
@@ -164,52 +163,39 @@ class Monitor:
             scalars = self._begin(step) if jax.process_index() == 0 else {}
             self._stop = self.every = step + self._steps
         else:
-            scalars = self._end(step) if self._trace is not None else {}
+            scalars = self._end(step) if self._sample is not None else {}
             self._stop, self.every = None, self._interval
         return scalars
 
     def close(self) -> None:
         """Ends a sample that runs, without scalars. The monitor can be used again."""
         self._annotation.close()
-        if self._trace is not None:
+        if self._sample is not None:
             self._end(None)
         self._stop, self._next, self.every = None, 0, self._interval
 
     def _begin(self, step: int) -> Mapping[str, float]:
-        """Starts a trace if the budget has room. Returns scalars if that failed."""
+        """Opens a capture if the budget has room. Returns scalars if that failed."""
         if not self._budget.affords():
             return {}
-        try:
-            with self._budget.charge():
-                self._trace = self._started(step)
-        except (RuntimeError, OSError) as error:
-            return self._skip(step, error)
+        keep = None if self._directory is None else Path(self._directory, f"step{step}")
+        with contextlib.ExitStack() as block, self._budget.charge():
+            try:
+                profile = block.enter_context(capture(keep=keep))
+            except (RuntimeError, OSError) as error:
+                return self._skip(step, error)
+            self._sample = profile, block.pop_all()
         self._stop = step + self._steps
         return {}
 
-    def _started(self, step: int) -> tuple[Path, contextlib.ExitStack]:
-        import jax
-
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # an event for each call of Python costs most
-        with contextlib.ExitStack() as scratch:
-            if self._directory is None:
-                folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
-            else:
-                folder = Path(self._directory) / f"step{step}"
-            jax.profiler.start_trace(folder, profiler_options=options)
-            return folder, scratch.pop_all()
-
     def _end(self, step: int | None) -> Mapping[str, float]:
-        """Stops the trace. Returns scalars, and sends them; without a step it does neither."""
-        import jax
-
-        assert self._trace is not None
-        (folder, scratch), self._trace = self._trace, None
+        """Closes the capture. Returns scalars, and sends them; without a step it does neither."""
+        assert self._sample is not None
+        (profile, block), self._sample = self._sample, None
         try:
-            with scratch, self._budget.charge():
-                jax.profiler.stop_trace()
-                fractions = {} if step is None else _fractions(read(folder))
+            with self._budget.charge():
+                block.close()
+                fractions = {} if step is None else _fractions(profile)
         except (RuntimeError, OSError, ValueError) as error:
             return self._skip(step, error)
         finally:

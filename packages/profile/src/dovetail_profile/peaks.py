@@ -31,10 +31,8 @@ _BATCHES, _CASE_S = 5, 0.4  # at most so many looks and seconds of one size, but
 class Device(Protocol):
     """A `jax.Device`. Files of peaks are read without JAX."""
 
-    @property
-    def platform(self) -> str: ...
-    @property
-    def device_kind(self) -> str: ...
+    platform: str
+    device_kind: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +43,8 @@ class Peaks:
         device_kind: As `kind_of` names it: JAX's name, or the model of a processor.
         flops_per_s: FLOP/s of products of matrices, by dtype: "float32", "bfloat16".
         bytes_per_s: Bytes that the memory reads and writes in a second.
-        spreads: For each dtype and "bytes" how far the median of the repeats lies below the best
-            one, as a share of it. Empty for a data sheet.
-        measured: Date and time in UTC, as ISO 8601 has them. Empty for a data sheet.
+        spreads: By dtype and "bytes", the median of the repeats below the best, as a share of it.
+        measured: Date and time (ISO 8601, UTC). Empty for a data sheet, as are the spreads.
         devices: Devices of the process while one of them was measured. Those of one CPU share it.
 
     Raises:
@@ -102,8 +99,7 @@ class Peaks:
                 f"a file of peaks must be what Peaks.save wrote, got {os.fspath(path)!r} "
                 f"({error}); write it by measure_peaks().save(path)"
             ) from error
-        kind = device_kind or kind_of(_first())
-        if peaks.device_kind != kind:
+        if peaks.device_kind != (kind := device_kind or kind_of(_first())):
             raise ValueError(
                 f"peaks must be of the device that is asked about, {kind!r}, got those of "
                 f"{peaks.device_kind!r} in {os.fspath(path)!r}; measure them by measure_peaks(), "

@@ -27,48 +27,20 @@ _CITED = 3  # rows of a suggestion
 _ARITHMETIC = ("elementwise", "reduction", "matmul", "convolution", "attention")
 _FUSIBLE = ("elementwise", "reduction", "copy", "random", "gather/scatter")
 
-_MOVE = (
-    "Moves of data do no arithmetic: keep each array in the layout in which it is read; a product "
-    "can contract any axis, without a transpose."
-)
-_RECOMPUTE = (
-    "The backward pass computes these again: if memory allows, save their results by a policy of "
-    "jax.checkpoint."
-)
-_WIDE = (
-    "These products take float32 in a bfloat16 program: cast their arguments to bfloat16, and keep "
-    "float32 sums by preferred_element_type."
-)
-_SMALL = "Latency takes most of the time of collectives below 1 MiB: combine them into few."
-_CALLBACK = (
-    "The device waits for Python: return the values from the jitted function, or call back every "
-    "so many steps."
-)
-_SHORT = (
-    "Each of these takes less than a launch, 5 us: larger batches, or a scan over stacked layers, "
-    "give each more work."
-)
-_SORT = (
-    "Sorts and scatters run far below the limits of devices: use top_k, segments in order, or a "
-    "one-hot product."
-)
-_FAR = (
-    "These run below .3 of the roof: make sides of products multiples of 128 and larger, or fuse "
-    "what passes over memory."
-)
-_EXPOSED = "Devices wait for collectives, see collectives(): move fewer bytes, or overlap them."
-_GAP = (
-    "The device waits for the host: read no result before the next step is dispatched, and jit "
-    "more of the step as one program."
-)
-_OTHER = (
-    "The device waits for work that annotations() names: do it every so many steps, or on another "
-    "thread."
-)
-_INPUT = "The device waits for data: fetch batches ahead on a thread, or make them cheaper."
+_MOVE = "Keep arrays in the layout in which they are read; products can contract any axis as it is."
+_RECOMPUTE = "If memory allows, save these by a policy of jax.checkpoint, and compute them once."
+_WIDE = "Cast the arguments to bfloat16, and keep float32 sums by preferred_element_type."
+_SMALL = "Combine collectives into few: below 1 MiB latency takes most of their time."
+_CALLBACK = "Return the values from the jitted function, or call back every so many steps."
+_SHORT = "Use larger batches, or a scan over stacked layers: each takes less than a launch, 5 us."
+_SORT = "Use top_k, segments in order or a one-hot product: devices sort and scatter slowly."
+_FAR = "Make sides of products multiples of 128 and larger, or fuse what passes over memory."
+_EXPOSED = "Move fewer bytes, or overlap collectives with computation: see collectives()."
+_GAP = "Read no result before the next step is dispatched, and jit more of the step as one program."
+_OTHER = "Do what annotations() names every so many steps, or on another thread."
+_INPUT = "Fetch batches ahead on a thread, or make them cheaper."
 _COMPILE = (
-    "Steps compile again, see compiles(): keep shapes, dtypes and static arguments equal, and jit "
-    "outside of the loop."
+    "Keep shapes, dtypes and static arguments equal, and jit outside of the loop: see compiles()."
 )
 
 
@@ -92,16 +64,16 @@ class Suggestion:
 
 
 class _OpRule(NamedTuple):
-    """A suggestion that is made from a share of the wall time on, about instructions."""
+    """A suggestion about instructions."""
 
     name: str
-    least: float
+    least: float  # share of the wall time from which on it is made
     change: str
     saved: Callable[[Work, Peaks | None], float]  # share of the time of an instruction, 0 to 1
 
 
 class _StepRule(NamedTuple):
-    """The same about steps."""
+    """A suggestion about steps."""
 
     name: str
     least: float
@@ -158,14 +130,13 @@ def _body(work: Work) -> list[Instruction]:
 
 
 def _is_recomputed(work: Work, peaks: Peaks | None) -> bool:
-    names = (each.op_name for each in _body(work))
-    return "rematted_computation" in next(filter(None, names), "")
+    names = (each.op_name for each in _body(work) if each.op_name)
+    return "rematted_computation" in next(names, "")
 
 
 def _is_callback(work: Work, peaks: Peaks | None) -> bool:
-    return any(
-        "callback" in x.attributes.text(28) for x in _body(work) if x.opcode == "custom-call"
-    )
+    calls = (each for each in _body(work) if each.opcode == "custom-call")
+    return any("callback" in each.attributes.text(28) for each in calls)
 
 
 def _is_sort(work: Work, peaks: Peaks | None) -> bool:
@@ -194,12 +165,13 @@ def _widened(work: Work, peaks: Peaks | None) -> float:
 
     Without peaks it is half: data sheets of accelerators promise twice the rate or more.
     """
-    if work.module is None or not _is_narrow(work.module):
+    module, body = work.module, _body(work)
+    products = [each for each in body if each.opcode in PRODUCTS]
+    if not (module and products and _is_narrow(module)):
         return 0.0
-    products = [x for x in _body(work) if x.opcode in PRODUCTS]
     rates = peaks.flops_per_s if peaks else {}
     saved = 1 - min(1.0, rates.get("float32", 1.0) / rates.get("bfloat16", 2.0))
-    return saved if any(_is_wide(work.module, x, _body(work)[0]) for x in products) else 0.0
+    return saved if any(_is_wide(module, each, body[0]) for each in products) else 0.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -228,8 +200,7 @@ def _is_wide(module: Module, product: Instruction, fusion: Instruction) -> bool:
 def _was_narrow(module: Module, value: Instruction, fusion: Instruction) -> bool:
     while True:
         if value.opcode == "parameter" and fusion.opcode == "fusion":
-            value = module.by_id[fusion.operands[value.attributes.integer(9)]]
-            fusion = value  # and so on, if this is another one
+            value = fusion = module.by_id[fusion.operands[value.attributes.integer(9)]]
         elif value.opcode == "fusion":
             value, fusion = module.computations[value.called[0]].root, value
         elif value.opcode in ("bitcast", "copy", "transpose", "reshape", "broadcast"):

@@ -154,7 +154,7 @@ def test_steps_that_were_not_traced_are_a_warning(x: jax.Array) -> None:
         steps_of(x)
     assert len(p.ops()) == 0
     text = r"No step of steps=range\(8, 9\) was traced, .* in the trace: 0 to 5\."
-    assert re.match(text, p.warnings[-1])
+    assert any(re.match(text, warning) for warning in p.warnings)
 
 
 def test_python_functions_are_events_if_asked_for(x: jax.Array) -> None:
@@ -167,7 +167,7 @@ def test_python_functions_are_events_if_asked_for(x: jax.Array) -> None:
 
 
 def test_work_that_outlives_the_block_is_a_warning(x: jax.Array) -> None:
-    long = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, x: x @ x, x))
+    long = jax.jit(lambda x: jax.lax.fori_loop(0, 100, lambda _, x: x @ x, x))
     wide = jnp.full((512, 512), 1 / 512)
     long(wide).block_until_ready()
     with capture() as p:

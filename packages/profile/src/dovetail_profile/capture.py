@@ -11,7 +11,7 @@ import contextlib
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,7 +41,7 @@ class Capture(Profile):
     """The profile of a block. It answers once the block has ended."""
 
     def __init__(self) -> None:
-        self._notes: list[str] = []
+        """Has nothing yet."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") or "_recording" in self.__dict__:
@@ -51,14 +51,8 @@ class Capture(Profile):
             "after the `with` block"
         )
 
-    def _end(self, recording: Recording, notes: Sequence[str]) -> None:
+    def _end(self, recording: Recording) -> None:
         super().__init__(recording)
-        self._notes += notes
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the reader of the numbers has to know."""
-        return (*super().warnings, *self._notes)
 
 
 @contextlib.contextmanager
@@ -102,20 +96,20 @@ def capture(
     _check(steps, host_level, keep)
     with _held(_caller()), contextlib.ExitStack() as stack:
         folder = Path(keep or stack.enter_context(tempfile.TemporaryDirectory()))
-        profile, log, notes = Capture(), CompileLog(), []
+        profile, log = Capture(), CompileLog()
         _start(folder, host_level, python)
         try:
             with log.opened():
                 yield profile
         finally:
-            notes += _pending()
+            pending = _pending()
             _stop()
             recording = _load(folder, log)
-            notes += _overhead(recording)
+            recording.add_notes([*pending, *_overhead(recording)])
             if steps is not None:
-                notes += _absent(recording, steps)
+                recording.add_notes(_absent(recording, steps))
                 recording = Selection(recording, steps)
-            profile._end(recording, notes)
+            profile._end(recording)
 
 
 def _check(steps: range | None, host_level: int, keep: Path | str | None) -> None:

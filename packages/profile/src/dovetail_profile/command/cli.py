@@ -235,7 +235,7 @@ def _print_peaks(args: argparse.Namespace) -> int:
 
 
 def _print(
-    args: argparse.Namespace, table: Table[Any], warnings: Sequence[str], **values: float
+    args: argparse.Namespace, table: Table[Any], warnings: Sequence[str], **values: float | int
 ) -> int:
     """Prints a table in the form that was asked for. Warnings of text and CSV go to stderr."""
     table = table.top(args.top) if args.top else table

@@ -142,8 +142,11 @@ def _code(code: object) -> int:
 
 def _print(error: Exception) -> None:
     """Prints the traceback as from the script itself, without the frames that ran it."""
-    own = {__file__, runpy.__file__, runpy.run_path.__code__.co_filename}
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename in own:
+    trace, has_begun = error.__traceback__, False
+    while trace:
+        is_runner = trace.tb_frame.f_globals.get("__name__") == "runpy"
+        if has_begun and not is_runner:
+            break
+        has_begun = has_begun or is_runner
         trace = trace.tb_next
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)

@@ -46,6 +46,10 @@ class Recording:
         self.spaces, self.hosts = tuple(spaces), tuple(hosts)
         self._files, self._notes = tuple(files), tuple(notes)
 
+    def add_notes(self, notes: Sequence[str]) -> None:
+        """Adds sentences to `notes`, before those are asked for."""
+        self._notes += tuple(notes)
+
     @functools.cached_property
     def operations(self) -> Operations:
         """The runs of instructions on all devices."""

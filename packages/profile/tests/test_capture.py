@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -147,6 +148,18 @@ def test_steps_count_alone(x: jax.Array) -> None:
     assert p.steps().column("step") == [2, 3]
     assert [row.calls for row in p.ops() if row.category == "matmul"] == [2]
     assert len(p.compiles()) == 0
+
+
+def test_what_runs_between_two_selected_steps_counts(x: jax.Array) -> None:
+    calls = []
+    for steps in (range(1, 3), range(1, 2)):
+        with capture(steps=steps) as p:
+            for i in range(3):
+                with jax.profiler.StepTraceAnnotation("train", step_num=i):
+                    time.sleep(1e-4)
+                product(x).block_until_ready()
+        calls.append(sum(row.calls for row in p.ops() if row.category == "matmul"))
+    assert calls == [1, 0]
 
 
 def test_steps_that_were_not_traced_are_a_warning(x: jax.Array) -> None:

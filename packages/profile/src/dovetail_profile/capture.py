@@ -5,6 +5,10 @@
 The profiler belongs to the process and writes files. A capture starts it on a folder of its own,
 reads the files back, and asks them when the program asks. `jax.profiler.start_trace` is public on
 all versions; sessions in memory are not, and hide the programs.
+
+A program that calls `jax.profiler.start_server(PORT)` is traced from outside, by
+`python -m jax.collect_profile PORT MILLISECONDS --log_dir FOLDER --no_perfetto_link`, which needs
+xprof. `read` reads the folder; it has no log of compilations.
 """
 
 import contextlib

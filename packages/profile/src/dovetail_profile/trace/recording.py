@@ -117,9 +117,10 @@ class Recording:
             share = runs.self_ps[missing].sum() / max(1, runs.self_ps.sum())
             yield (
                 f"{missing.sum():,} runs of instructions, {share:.1%} of the time of devices, are "
-                "of programs that the trace does not hold: they have no source, scope or cost. A "
-                "compilation for the CPU in the same process can remove the programs of other "
-                "devices from a trace (jax-ml/jax#37533): capture in a process without one."
+                "of programs that the trace does not hold: they have no source, scope or cost. On "
+                "a CPU they came from JAX's persistent cache: trace with dovetail_profile.capture, "
+                "which adds them, or without a cache. On other devices a compilation for the CPU "
+                "can remove them (jax-ml/jax#37533): trace in a process without one."
             )
 
     def _without_instruction(self) -> Iterator[str]:

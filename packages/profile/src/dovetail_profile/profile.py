@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from dovetail_profile.page import save
 from dovetail_profile.peaks import Peaks
 from dovetail_profile.table import Table
 from dovetail_profile.tables import (
@@ -128,7 +127,9 @@ class Profile:
             ValueError: The suffix is another one.
             ImportError: A page is asked for, and Plotly is missing.
         """
-        return save.save(path, self._recording, peaks=peaks)
+        from dovetail_profile.page.save import save  # 10 ms that most programs never need
+
+        return save(path, self._recording, peaks=peaks)
 
     def _kept(
         self,

@@ -23,7 +23,7 @@ def rows_of(count: int, name: str = "fusion") -> list[OpRow]:
     """Returns operations, those with the most time first."""
     rng = np.random.default_rng(0)
     times = np.sort(rng.lognormal(2, 2, count))[::-1]
-    modules = ("attn.q", "attn.out", "mlp.up", "mlp.down", "norm")
+    modules = ("attn.q", "attn.out", "mlp.<b>up</b>", "mlp.down", "norm")
     scopes = [f"layers.{i}.{m}" for i in range(32) for m in modules]
     files = [f"/project/src/{f}.py:{n}" for f in ("attention", "mlp", "loss") for n in range(150)]
     return [

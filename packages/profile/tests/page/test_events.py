@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail_profile.page.events import events, kept
+from dovetail_profile.trace.recording import Recording
 
 
 def loaded(recording, mask):
@@ -47,6 +48,19 @@ def test_operations_have_program_scope_and_source_and_lie_in_a_device(recording,
     assert processes == {0: f"host {host}", 1: f"device 0 of {host}"}
     threads = {(e["pid"], e["tid"]) for e in trace_of["traceEvents"] if e["name"] == "thread_name"}
     assert threads == {(e["pid"], e["tid"]) for e in trace_of["traceEvents"] if e["ph"] == "X"}
+
+
+def test_hosts_share_one_clock(recordings):
+    first, second = recordings.values()
+    both = Recording([*first.spaces, *second.spaces], ["a", "b"])
+    starts = [space.plane("Task Environment").stats["profile_start_time"] for space in both.spaces]
+    mask = np.ones(len(both.spans), bool)
+    devices = [e for e in loaded(both, mask)["traceEvents"] if e["ph"] == "X" and e["pid"] > 1]
+    for host, recording in enumerate((first, second)):
+        began = min(e["ts"] for e in devices if e["pid"] == 2 + host)
+        expected = starts[host] - min(starts) + recording.operations.start_ps.min() / 1e3
+        assert began * 1e3 == pytest.approx(expected, abs=1)  # ns, as the file has them
+    assert starts[0] != starts[1]
 
 
 def test_the_shortest_calls_of_python_are_left_out_first(recording, monkeypatch):

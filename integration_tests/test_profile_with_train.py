@@ -45,7 +45,6 @@ def test_the_steps_of_a_profile_are_those_that_were_traced(tmp_path):
     steps = profile.steps()
     assert steps.column("step") == [STEPS, STEPS + 1, STEPS + 2]
     assert set(steps.column("name")) == {"train"}
-    assert "jit_train_step" in profile.modules().column("program")
     for row in steps:  # a batch is fetched while a device computes, or it is input
         assert row.input_us > 0
         assert row.input_us + row.compute_us >= 0.95 * SLEEP_S * 1e6  # as the design promises

@@ -33,14 +33,19 @@ def hooks(out: Path, traced: tuple[int, int] | None) -> list[Trace]:
 def write_page(out: Path) -> None:
     """Writes the page about the newest trace of a run.
 
-    It says why if there is none: a page must not fail a run that has trained.
+    It says why if there is none: a page must not fail a run that has trained. The trace of this
+    process gets the programs that came from a compilation cache, which JAX leaves out.
     """
-    if not any((out / TRACE).rglob("*.xplane.pb")):
+    files = sorted((out / TRACE).rglob("process0.xplane.pb"), key=lambda file: file.stat().st_mtime)
+    if not files:
         say("No step was traced: the run has ended before the first step of --profile.")
         return
     try:
         from dovetail_profile import read
+        from dovetail_profile.live_programs import add_live_programs
+        from dovetail_profile.trace.files import load
 
+        add_live_programs(files[-1], load(files[-1]))
         read(out / TRACE).save(out / PAGE)
     except (ImportError, ValueError) as error:
         say(f"The trace is kept in {out / TRACE}, without a page: {error}")

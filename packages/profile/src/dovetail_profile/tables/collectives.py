@@ -3,6 +3,7 @@
 """Collectives: the bytes they send, their time, and the part of it that other work hides."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,8 @@ from dovetail_profile.trace.recording import Recording
 
 if TYPE_CHECKING:
     import jax
+
+Spans = tuple[np.ndarray, np.ndarray]  # int64 [spans] starts and stops, ordered and apart
 
 _CONTAINERS = ("while", "call", "conditional")  # they last as long as what they run
 
@@ -141,41 +144,65 @@ def _times(recording: Recording) -> dict[tuple[int, int, str], np.ndarray]:
         apart.update((*key, y.name) for y in containers)
     if not pairs or not len(runs):
         return {}
-    keys = np.stack([runs.host, runs.program, runs.code])
-    kinds, place = np.unique(keys, axis=1, return_inverse=True)
-    names = [(host, number, runs.names[code]) for host, number, code in kinds.T.tolist()]
-    of = {name: place.ravel() == i for i, name in enumerate(names) if name in apart}
-    work = runs.select(~np.any([np.zeros(len(runs), bool), *of.values()], axis=0))
+    of = {
+        (int(runs.host[at[0]]), int(runs.program[at[0]]), runs.names[runs.code[at[0]]]): at
+        for at in _equal(runs.code, runs.program, runs.host)
+    }
+    is_work = np.ones(len(runs), bool)
+    for name in apart & of.keys():
+        is_work[of[name]] = False
+    work = _work(runs.select(is_work))
     times = {}
     for (host, number, name), done in pairs.items():
-        if (host, number, name) in of:
-            starts = runs.select(of[host, number, name])
+        at = of.get((host, number, name))
+        if at is not None:
             ends = of.get((host, number, done or ""))
             dones = None if ends is None else runs.select(ends)
-            times[host, number, name] = _time(starts, dones, work)
+            times[host, number, name] = _time(runs.select(at), dones, work)
     return times
 
 
-def _time(starts: Operations, dones: Operations | None, work: Operations) -> np.ndarray:
+def _work(runs: Operations) -> dict[tuple[int, int], Spans]:
+    """Returns the time in which each device of each host works."""
+    work = {}
+    for at in _equal(runs.device, runs.host):
+        spans = union_ps(runs.start_ps[at], (runs.start_ps + runs.duration_ps)[at])
+        work[int(runs.host[at[0]]), int(runs.device[at[0]])] = spans
+    return work
+
+
+def _equal(*columns: np.ndarray) -> list[np.ndarray]:
+    """Returns the places of rows that are equal in all columns, as one array for each value."""
+    order = np.lexsort(columns)
+    changes = np.zeros(max(len(order) - 1, 0), bool)
+    for column in columns:
+        changes |= np.diff(column[order]) != 0
+    return np.split(order, 1 + np.flatnonzero(changes)) if len(order) else []
+
+
+def _time(
+    starts: Operations, dones: Operations | None, work: Mapping[tuple[int, int], Spans]
+) -> np.ndarray:
     """Returns the calls of a collective, their time and the hidden time."""
     values = np.zeros(3, np.int64)
-    for device in np.unique(starts.device):
+    idle = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for device in np.unique(starts.device).tolist():
         mine = starts.device == device
-        start = np.sort(starts.start_ps[mine])
-        stop = (starts.start_ps + starts.duration_ps)[mine][np.argsort(starts.start_ps[mine])]
+        order = np.argsort(starts.start_ps[mine])
+        start = starts.start_ps[mine][order]
+        stop = start + starts.duration_ps[mine][order]
         if dones is not None:
             ends = np.sort((dones.start_ps + dones.duration_ps)[dones.device == device])
             # A call ends with the last wait before the next call.
             last = np.searchsorted(ends, np.append(start[1:], np.iinfo(np.int64).max)) - 1
             stop = np.maximum(stop, np.append(ends, 0)[last])
-        others = work.select((work.host == starts.host[0]) & (work.device == device))
-        spans = union_ps(others.start_ps, others.start_ps + others.duration_ps)
+        spans = work.get((int(starts.host[0]), device), idle)
         hidden = _before(spans, stop) - _before(spans, start)
         values += (len(start), (stop - start).sum(), hidden.sum())
     return values
 
 
-def _before(spans: tuple[np.ndarray, np.ndarray], at: np.ndarray) -> np.ndarray:
+def _before(spans: Spans, at: np.ndarray) -> np.ndarray:
     """Returns the time that spans, ordered and apart, cover before each of some times."""
     first, last = spans
     covered = np.append(0, np.cumsum(last - first))

@@ -32,6 +32,7 @@ ORDER = (
     "post_training",
     "mixtures",
     "optimizers",
+    "slow_spots",
     "digits",
     "attention",
     "eight_devices",

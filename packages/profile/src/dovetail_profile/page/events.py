@@ -68,9 +68,9 @@ def events(recording: Recording, mask: np.ndarray) -> Iterator[str]:
     start = runs.start_ps + shift[runs.host]
     yield from _written(labels, key, device, runs.lane, start, runs.duration_ps)
     texts = [f'"name":{json.dumps(name)}' for name in spans.names]
-    columns = (spans.code, spans.host, spans.lane, spans.start_ps + shift[spans.host])
-    chosen = [column[mask] for column in (*columns, spans.duration_ps)]
-    yield from _written(texts, *chosen)
+    start = spans.start_ps + shift[spans.host]
+    columns = (spans.code, spans.host, spans.lane, start, spans.duration_ps)
+    yield from _written(texts, *(column[mask] for column in columns))
     yield "\n]}\n"
 
 

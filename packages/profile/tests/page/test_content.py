@@ -112,6 +112,9 @@ def test_memory_is_divided_by_line_and_buffer_and_drawn_over_the_program():
     }
     assert (view["name"], curve["x"], curve["y"]) == ("jit_f", [0, 1], [100, 400])
     assert len(view["sheets"]) == 2
+    constant = {**MEMORY, "live/jit_f": MEMORY["live/jit_f"].top(1)}
+    (view,) = parts_of(constant)["memory"]["views"]
+    assert [picture["kind"] for picture in view["pictures"]] == ["tree"]
 
 
 def test_suggestions_are_sentences_with_their_rows():

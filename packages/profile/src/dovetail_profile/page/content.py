@@ -67,7 +67,8 @@ def _views(tables: Tables, name: str, most: int) -> Iterator[Json]:
         first, _, group = key.partition("/")
         if first != name:
             continue
-        sheets, pictures = [sheet(table, most, without=group)], []
+        sheets: list[Json] = [sheet(table, most, without=group)]
+        pictures: list[Json | None] = []
         if name == "memory":
             leaves = [((_end(row.source), row.buffer), float(row.bytes), None) for row in table]
             title = "area: bytes at the peak, by line of source and buffer"
@@ -150,7 +151,9 @@ def _points(table: Table[Any], peaks: Peaks | None) -> Json | None:
     }
 
 
-def _curve(table: Table[Any]) -> Json:
+def _curve(table: Table[Any]) -> Json | None:
+    if len(table) == 1:
+        return None  # no heap: all buffers live all the time
     y = [number(value) for value in table.column("live_bytes")]
     x = table.column("point")
     return {"kind": "curve", "title": "bytes over the program", "along": "point", "x": x, "y": y}

@@ -21,7 +21,7 @@
 - Its answers: a `Table` of rows, each with its units: `OpRow`, `StepRow`, `RooflineRow`,
   `AnnotationRow`, `ModuleRow`, `CollectiveRow`, `CompileRow`, `Suggestion`; a `DiffTable` of
   `DiffRow`s; the `Memory` of a program with `BufferRow`s, and its `Graph`.
-- Compiled programs that never ran: `costs`, with `CostRow`s.
+- Compiled programs that never ran: `costs` with `CostRow`s, `memory`, `collectives`.
 - This machine: `measure_peaks` gives `Peaks`.
 - Long runs: `Monitor`, a hook of a trainer or an object in a loop.
 
@@ -36,11 +36,11 @@ from dovetail_profile.monitor import Monitor
 from dovetail_profile.peaks import Peaks, measure_peaks
 from dovetail_profile.profile import Profile, read
 from dovetail_profile.table import Table
-from dovetail_profile.tables.collectives import CollectiveRow
+from dovetail_profile.tables.collectives import CollectiveRow, collectives
 from dovetail_profile.tables.compiles import CompileRow
 from dovetail_profile.tables.diff import DiffRow, DiffTable
 from dovetail_profile.tables.graph import Graph
-from dovetail_profile.tables.memory import BufferRow, Memory
+from dovetail_profile.tables.memory import BufferRow, Memory, memory
 from dovetail_profile.tables.modules import ModuleRow
 from dovetail_profile.tables.ops import OpRow
 from dovetail_profile.tables.roofline import RooflineRow
@@ -73,6 +73,8 @@ __all__ = [  # noqa: RUF022, by topic
     # Compiled programs
     "costs",
     "CostRow",
+    "memory",
+    "collectives",
     # This machine
     "measure_peaks",
     "Peaks",

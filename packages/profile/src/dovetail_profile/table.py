@@ -17,7 +17,7 @@ _SHOWN = 30  # rows in a printed table
 _WIDE = 60  # characters in a printed cell
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Table(Generic[Row]):
     """Rows of one kind, in the order that answers the question.
 
@@ -85,7 +85,8 @@ class Table(Generic[Row]):
         writer.writerows([getattr(row, name) for name in self.columns] for row in self.rows)
         return text.getvalue()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """The first rows as text, which a console shows."""
         shown = self.rows[:_SHOWN]
         cells = [[_cell(getattr(row, name)) for name in self.columns] for row in shown]
         numeric = [_is_numeric(self.rows, name) for name in self.columns]

@@ -44,7 +44,7 @@ class DiffRow:
     ratio: float | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class DiffTable(Table[DiffRow]):
     """The rows, largest change first. Deltas add up to `after_us` - `before_us`.
 

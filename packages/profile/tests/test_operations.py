@@ -68,7 +68,8 @@ def test_runs_are_ordered_by_lane_and_start(recording: Recording) -> None:
 
 def test_a_run_lasts_until_its_result_is_ready() -> None:
     def run(name: str, number: int, program: int = 7) -> dict[str, Stat]:
-        return {"hlo_op": name, "program_id": program, "run_id": 1, "_p": number, "_pt": 15}
+        shared: dict[str, Stat] = {"run_id": 1, "_pt": 15, "device_ordinal": program - 5}
+        return {"hlo_op": name, "program_id": program, "_p": number} | shared
 
     def ready(number: int) -> dict[str, Stat]:
         return {"_c": number, "_ct": 15}
@@ -80,6 +81,7 @@ def test_a_run_lasts_until_its_result_is_ready() -> None:
         ("while", 100, 10, run("while.2", 3)),  # its body goes on elsewhere
         ("sort", 300, 10, run("sort.1", 9)),  # its end is not in the trace
         ("sort", 400, 10, run("sort.1", 5, program=8)),  # of a program that is not in the trace
+        ("add", 470, 5, {"hlo_op": "add.4", "program_id": 7}),  # without a number
         ("sort", 500, 10, run("sort.1", 6)),  # what waits for it runs before its end is recorded
     ]
     other = [
@@ -89,6 +91,7 @@ def test_a_run_lasts_until_its_result_is_ready() -> None:
         ("end: while", 200, 1, ready(3)),
         ("end: sort", 450, 1, ready(5)),
         ("not the end: sort", 390, 1, ready(9)),
+        ("end: add", 480, 1, {}),
         ("dot", 530, 20, run("dot.3", 7)),
         ("end: sort", 560, 1, ready(6)),
     ]
@@ -98,6 +101,7 @@ def test_a_run_lasts_until_its_result_is_ready() -> None:
     programs = Plane("/host:metadata").kind("f(7)", {"Hlo Proto": module, "program_id": 7})
     host = Plane("/host:CPU").line("caller", caller).line("other", other)
     runs = Recording([parse(trace(host, programs))], ["h"]).operations
+    assert runs.device.tolist() == [2, 2, 2, 2, 3, 0, 2, 2, 2]
     rows = zip(runs.code, runs.duration_ps, runs.self_ps, strict=True)
     assert [(runs.names[code], *map(int, rest)) for code, *rest in rows] == [
         ("sort.1", 50, 45),
@@ -105,6 +109,7 @@ def test_a_run_lasts_until_its_result_is_ready() -> None:
         ("while.2", 10, 10),
         ("sort.1", 10, 10),
         ("sort.1", 50, 50),
+        ("add.4", 5, 5),
         ("sort.1", 30, 30),
         ("dot.3", 75, 75),
         ("dot.3", 20, 20),

@@ -69,6 +69,12 @@ def test_a_line_without_a_name_has_the_number_of_its_thread() -> None:
     assert [line.name for line in plane.lines] == ["thread 0", "thread 1"]
 
 
+def test_times_that_do_not_fit_are_damage() -> None:
+    plane = Plane("p").line("l", [("e", 1, 1, {})], start_ns=1 << 56)
+    with pytest.raises(Damaged, match="no clock"):
+        parse(encoded(plane)).planes[0].lines  # noqa: B018 -- they are read here
+
+
 def read_all(data: bytes) -> None:
     """Reads what a recording reads."""
     recording = Recording([parse(data)], ["host"])

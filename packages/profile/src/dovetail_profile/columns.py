@@ -134,6 +134,8 @@ def scan(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Columns:
         if not len(owner):
             break
         tag, at = varints(data, at)
+        if (tag < 8).any():
+            raise Damaged("a field has number 0, which does not exist")
         kind = (tag & np.uint64(7)).astype(np.int64)
         value = np.zeros(len(at), np.uint64)
         end = np.zeros(len(at), np.int64)

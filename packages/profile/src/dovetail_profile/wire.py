@@ -54,6 +54,8 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
     while at < end:
         tag, at = varint(data, at)
         number, kind = tag >> 3, tag & 7
+        if not number:
+            raise Damaged("a field has number 0, which does not exist")
         if kind == VARINT:
             value, at = varint(data, at)
             yield number, value
@@ -64,7 +66,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
             size = 8 if kind == FIXED64 else 4
         else:
             raise Damaged(f"a field has wire type {kind}, which does not exist")
-        if not number or at + size > end:
+        if at + size > end:
             raise Damaged(f"field {number} has {size} bytes, {end - at} are left")
         yield number, data[at : at + size]
         at += size

@@ -63,6 +63,14 @@ def test_a_message_without_its_last_byte_is_damaged(written: list) -> None:
         list(fields(memoryview(message(*written))[:-1]))
 
 
+def test_an_integer_of_more_than_ten_bytes_is_damage() -> None:
+    data = b"\x08" + b"\xff" * 10 + b"\x01"
+    with pytest.raises(Damaged, match="ten bytes"):
+        list(fields(memoryview(data)))
+    with pytest.raises(Damaged, match="ten bytes"):
+        scanned(data, [(0, len(data))])
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_damaged(data: bytes) -> None:
     try:

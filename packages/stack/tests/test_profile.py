@@ -12,6 +12,7 @@ import pytest
 import dovetail_profile
 from dovetail_stack import cli, profiling
 from dovetail_stack.recipes.options import Monitoring
+from dovetail_train._traces import process_trace
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def traced(tmp_path_factory):
     f = jax.jit(lambda x: jnp.tanh(x @ x).sum())
     x = jnp.ones((64, 64))
     f(x).block_until_ready()
-    with jax.profiler.trace(str(run / profiling.TRACE)):
+    with process_trace(run / profiling.TRACE, run="step0", process=0):
         for i in range(3):
             with jax.profiler.StepTraceAnnotation("train", step_num=i):
                 f(x).block_until_ready()

@@ -175,6 +175,7 @@ NAMES = {  # as jax 0.10.2 and 0.12 write them
     "jit(g)/vmap(vm)/tanh": "vm",
     "jit(g)/block/vmap()/tanh": "block",
     "jit(f)/vmap(transpose(jvp(head)))/mul": "head",
+    "jit(f)/jvp(head)/mul;jit(f)/jvp(norm)/add": "head",
     "jit(f)/transpose(jvp(layers.1))/jvp(layers.1)/checkpoint/dot_general": "layers.1",
     "jit(f)/transpose(jvp(a))/b/jvp(a)/b/checkpoint/rematted_computation/c/cos": "a.b.c",
     "jit(f)/transpose(jvp())/while/body/closed_call/layers.1/layers.1/checkpoint/mul": "layers.1",

@@ -30,7 +30,8 @@ def scope_of(op_name: str) -> str:
     'layers.0.mlp'
     """
     names: list[str] = []
-    *segments, primitive = _segments(op_name)
+    # The compiler joins the names of operations that it merges by semicolons.
+    *segments, primitive = _segments(op_name.partition(";")[0])
     for segment in segments:
         while not _CALLED.fullmatch(segment) and (inner := _TRANSFORM.fullmatch(segment)):
             segment = inner[1]

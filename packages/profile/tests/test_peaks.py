@@ -67,6 +67,14 @@ def test_streams_write_what_they_say(monkeypatch):
     np.testing.assert_array_equal(triad(y), np.full(16, 2.0))  # ones and half of twos
 
 
+def test_products_are_what_they_say(monkeypatch):
+    monkeypatch.setattr(peaks, "_SIDES", (8,))
+    ((work, product, x),) = peaks._products(np.dtype("float32"))
+    assert work == 8 * 8 * (8 + 8)  # as many products and sums for each of 64 numbers
+    exact = np.asarray(x, np.float64)
+    np.testing.assert_allclose(product(x), exact @ exact, atol=1e-5)  # 8 terms in float32
+
+
 def test_small_sizes_are_measured(monkeypatch):
     monkeypatch.setattr(peaks, "_SIDES", (8, 16))
     monkeypatch.setattr(peaks, "_STREAM_BYTES", (1024,))

@@ -37,11 +37,13 @@ def rows(name: str, peaks: Peaks) -> list[float]:
 
 def main() -> None:
     peaks = measure_peaks()
-    spreads = {f"spread_{k}": v for k, v in peaks.spreads.items()}
+    spreads = {name: round(spread, 3) for name, spread in peaks.spreads.items()}
     for name in (*peaks.flops_per_s, "copy"):
         case = "a copy of 256 MiB" if name == "copy" else f"a product of {SIDE} in {name}"
         rate = peaks.flops_per_s.get(name, peaks.bytes_per_s)
-        report(case, metric="fraction", unit="1", values=rows(name, peaks), peak=rate, **spreads)
+        report(
+            case, metric="fraction", unit="1", values=rows(name, peaks), peak=rate, spreads=spreads
+        )
 
 
 if __name__ == "__main__":

@@ -150,16 +150,28 @@ def test_steps_count_alone(x: jax.Array) -> None:
     assert len(p.compiles()) == 0
 
 
-def test_what_runs_between_two_selected_steps_counts(x: jax.Array) -> None:
+def test_a_step_lasts_until_the_next_one(x: jax.Array) -> None:
     calls = []
-    for steps in (range(1, 3), range(1, 2)):
+    for steps in (range(1, 3), range(1, 2), range(2, 3)):
         with capture(steps=steps) as p:
             for i in range(3):
                 with jax.profiler.StepTraceAnnotation("train", step_num=i):
                     time.sleep(1e-4)
                 product(x).block_until_ready()
         calls.append(sum(row.calls for row in p.ops() if row.category == "matmul"))
-    assert calls == [1, 0]
+    assert calls == [1, 1, 0]
+
+
+def test_a_run_that_outlives_its_step_counts_whole() -> None:
+    power = jax.jit(lambda x: jax.lax.fori_loop(0, 100, lambda _, y: jnp.tanh(y @ x), x))
+    wide = jnp.full((256, 256), 1 / 256)
+    power(wide).block_until_ready()
+    with capture(steps=range(1, 2)) as p:
+        with jax.profiler.StepTraceAnnotation("train", step_num=1):
+            result = power(wide)
+            time.sleep(0.003)  # the run begins, and needs 30 ms
+        result.block_until_ready()
+    assert max(row.calls for row in p.ops() if row.category == "matmul") == 100
 
 
 def test_steps_that_were_not_traced_are_a_warning(x: jax.Array) -> None:

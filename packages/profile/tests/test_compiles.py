@@ -95,6 +95,19 @@ def test_a_retrace_names_what_changed(
     assert None not in (after.trace_s, after.lower_s, after.compile_s)
 
 
+def test_a_static_argument_that_was_there_before_is_no_reason(log: CompileLog) -> None:
+    jax.clear_caches()
+    for x, scale in ((THREE, 2), (THREE, 3), (FOUR, 2)):
+        scaled(x, scale=scale)
+    assert "static argument" not in log.compilations[-1].reason
+
+
+def test_a_capture_that_keeps_nothing_has_its_log() -> None:
+    with capture() as p:
+        anew(THREE)
+    assert p.compiles()[0].reason.startswith("never seen function")
+
+
 def test_a_compilation_names_its_call(log: CompileLog) -> None:
     anew(THREE)
     (row,) = log.compilations
@@ -160,6 +173,11 @@ def test_a_program_from_the_persistent_cache_has_its_instructions(cached: None) 
     jax.clear_caches()
     again = jax.jit(lambda x: jnp.sin(x @ x.T))
     again(np.ones((3, 5)))
+
+    def other(x: jax.Array) -> jax.Array:  # with instructions of the same names
+        return jnp.sin(x @ x.T)
+
+    jax.jit(other)(np.ones((3, 5)))
     with capture() as p:
         again(np.ones((3, 5))).block_until_ready()
     (row,) = p.modules()

@@ -76,7 +76,7 @@ def capture(
 
     Args:
         steps: Numbers of `jax.profiler.StepTraceAnnotation`. Only what began within these steps
-            counts. None: everything.
+            counts; a step lasts until the next one begins. None: everything.
         host_level: Events of the host: 0 none, 1 annotations of the program, 2 also the calls of
             JAX, 3 everything. On a CPU, instructions are events of the host: 0 shows none.
         python: Whether each call of a Python function is an event too, which slows Python down.

@@ -116,8 +116,6 @@ class CompileLog(logging.Filter):
             self._explanations.setdefault(threading.get_ident(), []).append(explanation)
         if self._is_asked_for:
             return True
-        if explanation:
-            return False
         record.levelno, record.levelname = logging.DEBUG, "DEBUG"
         return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 

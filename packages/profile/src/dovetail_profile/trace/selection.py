@@ -17,9 +17,9 @@ from dovetail_profile.trace.spans import Spans
 class Selection(Recording):
     """What began within some steps of `StepTraceAnnotation`.
 
-    A run of a program counts with all its instructions if its first one began within a step: so
-    flops, calls and times belong together. Time between two selected steps counts too, because
-    devices work on while the host is between them.
+    A run of a program counts with all its instructions if its first one began within a step, so
+    that flops, calls and times belong together. A step lasts from the start of its annotation to
+    that of the next one, since its work is dispatched ahead; the last ends with its annotation.
 
     Args:
         recording: The whole.
@@ -40,7 +40,7 @@ class Selection(Recording):
         runs = self._whole.operations
         group = _places(runs.host, runs.device, runs.program, runs.run)
         # Without a number of the run each instruction stands for itself.
-        group = np.where(runs.run < 0, np.arange(len(runs)) + len(runs), group)
+        group = np.where(runs.run == -1, np.arange(len(runs)) + len(runs), group)
         first = np.full(2 * len(runs), np.iinfo(np.int64).max)
         np.minimum.at(first, group, runs.start_ps)
         return runs.select(self._mask(runs.host, first[group]))
@@ -84,13 +84,13 @@ def start_ps(recording: Recording, host: int, at_s: float) -> int:
 
 def _windows(spans: Spans, host: int, steps: range) -> tuple[np.ndarray, np.ndarray]:
     """Returns first and last times of the steps: int64 [windows], ordered and apart."""
-    mine = (spans.host == host) & np.isin(spans.step, list(steps)) & (spans.step >= 0)
-    step, start = spans.step[mine], spans.start_ps[mine]
-    stop = start + spans.duration_ps[mine]
-    begin = dict(zip(step.tolist(), start.tolist(), strict=True))
-    for i, number in enumerate(step.tolist()):
-        stop[i] = max(stop[i], begin.get(number + 1, 0))
-    return union_ps(start, stop)
+    marks = spans.select((spans.host == host) & (spans.step >= 0))
+    order = np.argsort(marks.start_ps, kind="stable")
+    start = marks.start_ps[order]
+    following = np.append(start, 0)[1:]
+    stop = np.maximum(start + marks.duration_ps[order], following)
+    mine = np.array([step in steps for step in marks.step[order].tolist()], bool)
+    return union_ps(start[mine], stop[mine])
 
 
 def _places(*columns: np.ndarray) -> np.ndarray:

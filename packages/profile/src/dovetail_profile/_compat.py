@@ -84,7 +84,7 @@ def changed_static_arguments() -> str:
         for old in before
     ]
     # With a call before that had the same ones, it was something else.
-    return min(changes, key=len, default="") if all(changes) else ""
+    return min(changes, key=len, default="")
 
 
 def _static(function: Any, abstract: Any) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where time and memory of a JAX program went, as tables and one page.
+"""Profiles of JAX programs: where time and memory went, as tables and one page.
 
     >>> import jax
     >>> import jax.numpy as jnp

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX keeps private, has moved or may move. Tried on jax 0.10.2 and 0.12.0."""
+"""Interfaces that JAX keeps private, has moved or may move. Tried on jax 0.10.2 and 0.12.0."""
 
 import inspect
 import sys

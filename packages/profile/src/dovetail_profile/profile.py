@@ -87,7 +87,14 @@ class Profile:
     def graph(
         self, module: str, around: str | None = None, *, depth: int = 2, fused: bool = False
     ) -> graph.Graph:
-        """Returns the graph of a program, or its part around an instruction. See `graph.graph`."""
+        """Returns the graph of a program, or its part around an instruction. See `graph.graph`.
+
+        Args:
+            module: Name of the program: "jit_train_step" or "train_step".
+            around: Name of an instruction. None: the whole program.
+            depth: Steps from that instruction.
+            fused: Show what is inside of fusions too.
+        """
         program, _ = program_named(self._recording, module)
         return graph.graph(program, around, depth=depth, fused=fused)
 

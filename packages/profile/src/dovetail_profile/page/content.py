@@ -47,7 +47,7 @@ def content(tables: Tables, peaks: Peaks | None = None, *, most: int) -> list[Js
             for name, (title, intro) in _TABLES.items()
         ),
     ]
-    return [part for part in parts if part["views"]]
+    return [section for section in parts if section["views"]]
 
 
 def _part(name: str, title: str, views: Iterator[Json], intro: str = "") -> Json:

@@ -44,7 +44,14 @@ class BufferRow:
 
 @dataclasses.dataclass(frozen=True)
 class GroupRow:
-    """Buffers at the peak with the same scope, source, kind or opcode; `share` of the peak."""
+    """Buffers at the peak with the same scope, source, kind or opcode.
+
+    Attributes:
+        name: The scope, source, kind or opcode.
+        buffers: Number of them.
+        bytes: Size of all.
+        share: Of the bytes at the peak.
+    """
 
     name: str
     buffers: int

@@ -10,7 +10,13 @@ from dovetail_profile.trace.recording import Recording
 
 
 def no_such(thing: str, name: str, names: Iterable[str]) -> str:
-    """Returns the text of a KeyError: names that exist, the nearest first, at most ten."""
+    """Returns the text of a KeyError: names that exist, the nearest first, at most ten.
+
+    Args:
+        thing: Words for what has a name.
+        name: The name that was asked for.
+        names: Names that exist.
+    """
     known = sorted(set(names))
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
     shown = [*near, *(other for other in known if other not in near)][:10]

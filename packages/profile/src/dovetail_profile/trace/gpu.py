@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What GPUs executed: kernels, copies and whole command buffers on the streams of a plane.
+"""Work of GPUs: kernels, copies and whole command buffers on the streams of a plane.
 
 The plane `/device:GPU:0` has a line for each stream. XLA's annotations give the instruction, module
 and program of a kernel as values of its event. Allocations lie on the same lines for as long as the

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What devices executed: each run of an instruction, from the planes of any platform."""
+"""Work of devices: each run of an instruction, from the planes of any platform."""
 
 import dataclasses
 import functools

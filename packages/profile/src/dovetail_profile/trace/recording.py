@@ -64,7 +64,7 @@ class Recording:
 
     @functools.cached_property
     def spans(self) -> Spans:
-        """What the threads of the hosts did."""
+        """Activities of the threads of the hosts."""
         planes = [(host, plane) for host, plane in self._planes() if plane.name == _HOST_PLANE]
         with self._naming_files():
             return spans_of([(host, line) for host, plane in planes for line in plane.lines])
@@ -84,7 +84,7 @@ class Recording:
 
     @functools.cached_property
     def compilations(self) -> Mapping[int, Sequence[Compilation]]:
-        """What JAX reported to the capture, by the index of the host; without those not kept."""
+        """Compilations that the captures kept, by the index of the host."""
         kept = {host: load_compilations(file) for host, file in enumerate(self._files)}
         return {host: rows for host, rows in kept.items() if rows is not None}
 

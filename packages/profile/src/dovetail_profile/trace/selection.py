@@ -15,7 +15,7 @@ from dovetail_profile.trace.spans import Spans
 
 
 class Selection(Recording):
-    """What began within some steps of `StepTraceAnnotation`.
+    """Everything that began within some steps of `StepTraceAnnotation`.
 
     A run of a program counts with all its instructions if its first one began within a step, so
     that flops, calls and times belong together. A step lasts from the start of its annotation to
@@ -47,13 +47,13 @@ class Selection(Recording):
 
     @functools.cached_property
     def spans(self) -> Spans:
-        """What the threads of the hosts did."""
+        """Activities of the threads of the hosts."""
         spans = self._whole.spans
         return spans.select(self._mask(spans.host, spans.start_ps))
 
     @functools.cached_property
     def compilations(self) -> Mapping[int, Sequence[Compilation]]:
-        """What JAX reported to the capture, by the index of the host."""
+        """Compilations, as JAX reported them to the capture, by the index of the host."""
         whole = self._whole
         return {
             host: [c for c in rows if self._has(host, start_ps(whole, host, c.start_s))]
@@ -78,7 +78,13 @@ class Selection(Recording):
 
 
 def start_ps(recording: Recording, host: int, at_s: float) -> int:
-    """Returns a time after the epoch as one after the start of the trace of a host."""
+    """Returns a time after the epoch as one after the start of the trace of a host.
+
+    Args:
+        recording: The trace.
+        host: Index of the host.
+        at_s: The time, in seconds.
+    """
     return round((at_s * 1e9 - (recording.start_ns[host] or 0)) * 1e3)
 
 

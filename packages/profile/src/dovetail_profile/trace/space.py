@@ -57,6 +57,11 @@ class Line:
         code: int64 [events], the place of the name in `names`.
         names: The different names of events.
         kinds: For each name the values that all its events share, by name of the value.
+
+    Args:
+        plane: The plane.
+        start: First position of the message in its data.
+        stop: The position after it.
     """
 
     def __init__(self, plane: "Plane", start: int, stop: int) -> None:
@@ -134,6 +139,12 @@ class Plane:
         name: For example "/host:CPU" or "/device:GPU:0".
         kinds: The name and the shared values of each kind of event, by its number.
         stats: Values of the plane itself, by name.
+
+    Args:
+        data: The trace.
+        start: First position of the message.
+        stop: The position after it.
+        array: The data as `columns.padded` gives them.
     """
 
     def __init__(self, data: bytes, start: int, stop: int, array: np.ndarray) -> None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What threads of a host did: annotations of a program, and calls of JAX."""
+"""Activities of threads of a host: annotations of a program, and calls of JAX."""
 
 import dataclasses
 from collections.abc import Sequence

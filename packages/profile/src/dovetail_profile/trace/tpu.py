@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What TPUs executed: the line "XLA Ops" of a plane.
+"""Work of TPUs: the line "XLA Ops" of a plane.
 
 The plane `/device:TPU:0` has a line of instructions, nested as `while` and its body are, and one of
 programs, "XLA Modules". The kind of an event of an instruction has the text of its HLO as its name,

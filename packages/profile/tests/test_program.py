@@ -169,6 +169,30 @@ def test_a_fusion_without_metadata_has_that_of_its_root_then_of_the_heaviest() -
     assert traced(fused("tuple", root=1)) == (None, "")
 
 
+def test_an_instruction_without_metadata_has_that_of_the_innermost_loop_around_it() -> None:
+    """A loop in a loop in the entry; the inner one has no metadata either at first."""
+    index = entry(1, b"x.py") + entry(2, b"f") + entry(3, entry(1, 1) + entry(2, 1) + entry(3, 10))
+    index += entry(4, entry(1, 1))
+
+    def nested(**inner: object) -> tuple[int | None, str]:
+        bodies = [
+            instruction("product", "dot", 1, [2]),
+            instruction("while.1", "while", 2, [2], called=[7], **inner),
+            instruction("while.2", "while", 3, [2], 1, called=[8], op_name="jit(f)/layers.0/while"),
+        ]
+        computations = b"".join(
+            entry(3, entry(2, body) + entry(5, 7 + i) + entry(6, 1 + i))
+            for i, body in enumerate(bodies)
+        )
+        hlo = entry(1, b"jit_f") + computations + entry(6, 9) + entry(17, index)
+        module = module_of(entry(1, hlo))
+        frame = module.source(module.instructions["product"])
+        return frame and frame.line, module.scope(module.instructions["product"])
+
+    assert nested() == (10, "layers.0")
+    assert nested(op_name="jit(f)/layers.0/while/body/attn/while") == (10, "layers.0.attn")
+
+
 NAMES = {  # as jax 0.10.2 and 0.12 write them
     "jit(nested)/outer/jit(<lambda>)/dot_general": "outer",
     "jit(f)/transpose(jvp(outer))/jit(<lambda>)/mul": "outer",

@@ -110,9 +110,10 @@ class Module:
     def source(self, instruction: Instruction) -> Frame | None:
         """Returns the innermost line of source of an instruction; None if it has none.
 
-        A fusion without one has that of its root, else of the heaviest instruction in its body.
+        The compiler's own instructions take that of the root of their fusion, of the heaviest
+        instruction in it, or of the loop or call around them.
         """
-        for each in self.body(instruction):
+        for each in self._relatives(instruction):
             if frame := self.frames.get(each.frame):
                 return frame
             meta = each.attributes.message(7)
@@ -121,9 +122,22 @@ class Module:
         return None
 
     def scope(self, instruction: Instruction) -> str:
-        """Returns the module path of an instruction, of a fusion as `source`. May be empty."""
-        names = (each.op_name for each in self.body(instruction))
+        """Returns the module path of an instruction, taken as `source` is. May be empty."""
+        names = (each.op_name for each in self._relatives(instruction))
         return scope_of(next(filter(None, names), ""))
+
+    def _relatives(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yields its body, then the loops and calls around it, the innermost first."""
+        yield from self.body(instruction)
+        around: Instruction | None = instruction
+        while around := self._around.get(around.id):
+            yield around
+
+    @functools.cached_property
+    def _around(self) -> Mapping[int, Instruction]:
+        """The instruction that calls the computation of each instruction, by its number."""
+        calls = ((x, number) for x in self.instructions.values() for number in x.called)
+        return {y.id: x for x, number in calls for y in self.computations[number].instructions}
 
     def body(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields the instruction and, of a fusion, its root and then the others, heaviest first.

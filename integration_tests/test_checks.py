@@ -25,13 +25,14 @@ import sys, types
 import changed, checks
 job = lambda name, text: checks.Job(name=name, line=[*{TIMEIT}, text], checks=[name])
 """
-# Two checks that wait, and one that must never begin.
+# Three checks that wait, and a fourth that must never begin.
 WAITING = """
 write = "import os, time; open(os.environ['PIDS'], 'a').write('{}\\\\n')"
 wait, late = write.format("begun") + "; time.sleep(600)", write.format("late")
 deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + wait
 checks.GRACE_S = 1.0
-checks.of_a_person = lambda whole: [job("a", wait), job("b", deaf), job("c", late)]
+jobs = {"a": wait, "b": deaf, "c": deaf, "d": late}
+checks.of_a_person = lambda whole: [job(name, text) for name, text in jobs.items()]
 sys.exit(checks.main())
 """
 # `.ci/run` of two checks. The second names its process and waits, or ends, as the argument says.
@@ -51,7 +52,9 @@ def test_a_person_runs_lint_and_the_fast_tier_of_all_suites_the_longest_first():
     assert [lint.name, style.name] == ["ruff check", "ruff format"]
     folders = {f"packages/{folder}/tests" for folder in workspace.members()} | {"integration_tests"}
     assert {job.line[-1] for job in suites} == folders
-    warm = [checks.suite_times.budgets()[job.line[-1]]["warm"] for job in suites]
+    waiting, others = suites[:2], suites[2:]
+    assert {job.line[-1] for job in waiting} == set(checks.WAITING)
+    warm = [checks.suite_times.budgets()[job.line[-1]]["warm"] for job in others]
     assert warm == sorted(warm, reverse=True)
     assert all("--tier fast" in " ".join(job.line) for job in suites)
     assert not any("--tier" in job.line for job in checks.of_a_person(whole=True))
@@ -130,13 +133,13 @@ def test_an_interrupt_ends_what_runs_and_begins_nothing(sent, tmp_path):
     timer.start()
     with pids.open() as pipe:
         waiting = []
-        while len(waiting) < 2:  # until both have begun
+        while len(waiting) < 3:  # until all have begun
             waiting += pipe.readline().split()
         process.send_signal(sent)
         _, errors = process.communicate()
         assert process.returncode == 130, errors
         assert "interrupted; the same command begins anew" in errors
-        assert "late" not in pipe.read()  # at its end, since both writers are gone
+        assert "late" not in pipe.read()  # at its end, since all writers are gone
     timer.cancel()
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs checks, two at a time, each in a process of its own.
+"""Runs checks, some at a time, each in a process of its own.
 
 Without an option these are lint, format and the fast tier of every suite (`scripts/test`). `--all`
 takes the whole suites. `--landing` (`.ci/run`) adds types, imports and all other checks, and leaves
@@ -8,7 +8,8 @@ out those whose key is on record as passed.
 
 The suites are strict in ways that are global to a process (types checked by import hooks, dtype
 promotion, forced devices), so one process cannot hold two of them. Compilation keeps one core busy
-at a time, so two processes take little more than half the time of one after another.
+at a time, so two processes take little more than half the time of one after another. The fast tiers
+wait for processes a third of their time: three of them run at once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ import suite_plugins
 import suite_times
 import workspace
 
-AT_A_TIME = 2
+AT_A_TIME, OF_A_PERSON = 2, 3
+WAITING = ("packages/cluster/tests", "integration_tests")  # the most, so they begin first
 INTERRUPTED = 130  # as a shell reports it
 UNKNOWN_S = 100.0  # of a check that has never passed
 ALWAYS = ("types", "imports")
@@ -72,10 +74,10 @@ class Result:
 def of_a_person(*, whole: bool = False) -> list[Job]:
     """Lint, format, and each suite's fast tier, or the whole suite.
 
-    The longest begin first, so that none is left running alone at the end.
+    Those that wait and the longest begin first, so that none is left running alone at the end.
     """
     budgets = suite_times.budgets()
-    suites = sorted(budgets, key=lambda suite: -budgets[suite]["warm"])
+    suites = sorted(budgets, key=lambda s: (s not in WAITING, -budgets[s]["warm"]))
     jobs = [Job(name="ruff check", line=["ruff", "check"])]
     jobs += [Job(name="ruff format", line=["ruff", "format", "--check"])]
     tier, title = ([], "") if whole else (["--tier", "fast"], " fast")
@@ -173,11 +175,14 @@ def closing(output: str) -> str:
 
 
 def run_all(
-    jobs: Sequence[Job], ended: Callable[[Result], None] = lambda result: None
+    jobs: Sequence[Job],
+    ended: Callable[[Result], None] = lambda result: None,
+    *,
+    at_a_time: int = AT_A_TIME,
 ) -> list[str]:
-    """Runs the jobs in this order, two at a time. Returns the names of those that failed."""
+    """Runs the jobs in this order. Returns the names of those that failed."""
     failed = []
-    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
         try:
             for future in concurrent.futures.as_completed([pool.submit(run, job) for job in jobs]):
                 result = future.result()
@@ -280,7 +285,9 @@ def main() -> int:
             with alone():
                 title, failed = ".ci/run", landing(everything=asked.everything)
         else:
-            title, failed = "scripts/test", run_all(of_a_person(whole=asked.all))
+            jobs = of_a_person(whole=asked.all)
+            together = AT_A_TIME if asked.all else OF_A_PERSON
+            title, failed = "scripts/test", run_all(jobs, at_a_time=together)
     except KeyboardInterrupt:
         print("interrupted; the same command begins anew", file=sys.stderr)
         return INTERRUPTED

@@ -29,7 +29,9 @@ def recorded(
     recording, zeros = Recording([], ["host"]), np.zeros(len(runs), np.int64)
     names = tuple(dict.fromkeys(name for _, name, _, _ in runs))
     recording.operations = Operations(
-        *(zeros, zeros, zeros),
+        host=zeros,
+        device=zeros,
+        lane=zeros,
         start_ps=np.array([start * PS for _, _, start, _ in runs], np.int64),
         duration_ps=np.array([us * PS for _, _, _, us in runs], np.int64),
         program=np.array([program for program, _, _, _ in runs], np.int64),

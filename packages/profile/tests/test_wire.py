@@ -131,17 +131,17 @@ def test_many_messages_are_read_as_one_by_one(pieces: list[bytes]) -> None:
 def test_children_are_the_elements_of_one_field(elements: list[bytes], others: list) -> None:
     others = [(number, value) for number, value in others if number != 4]
     data = message(*others, *((4, element) for element in elements), *others)
-    starts, stops = columns.children(data, 0, len(data), 4)
+    _, starts, stops = columns.split(data, 0, len(data), 4)
     assert [data[a:b] for a, b in zip(starts, stops, strict=True)] == elements
     if data:
         with pytest.raises(Damaged):
-            columns.children(data, 0, len(data) + 1, 4)
+            columns.split(data, 0, len(data) + 1, 4)
 
 
 @given(st.binary(max_size=200))
 def test_children_of_any_bytes_lie_within_them(data: bytes) -> None:
     try:
-        starts, stops = columns.children(data, 0, len(data), 1)
+        _, starts, stops = columns.split(data, 0, len(data), 1)
     except Damaged:
         return
     assert all(0 <= a <= b <= len(data) for a, b in zip(starts, stops, strict=True))

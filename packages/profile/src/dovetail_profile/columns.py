@@ -2,28 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire format of Protocol Buffers: the fields of many messages at once, as arrays.
 
-A trace holds hundreds of thousands of small messages. Python takes microseconds for each field of
-each; here one NumPy operation takes the first fields of all messages, the next takes the second
-fields, and so on.
+A trace holds hundreds of thousands of small messages. One NumPy operation reads the first fields of
+all messages, the next one their second fields, and so on.
 """
 
 import dataclasses
 
 import numpy as np
 
-from dovetail_profile.wire import FIXED32, FIXED64, LENGTH, VARINT, Damaged
+from dovetail_profile.wire import FIXED, LENGTH, VARINT, Damaged, Message, walk
 
-# Bytes after the data that may be looked at, though never used: a varint has at most ten.
+# Bytes after the data, read though never used: a varint has at most ten.
 PADDING = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Fields of messages, one entry for each, in no particular order.
+    """Fields of messages, in no particular order.
 
     Attributes:
         owner: int64 [fields], the index of the message.
-        number: int64 [fields], the number of the field.
+        number: int64 [fields].
         value: uint64 [fields], an integer, the bits of a fixed one, or the first position of bytes.
         stop: int64 [fields], the position after the bytes; 0 for integers.
     """
@@ -39,7 +38,7 @@ class Columns:
         return Columns(self.owner[mask], self.number[mask], self.value[mask], self.stop[mask])
 
     def integers(self, number: int, count: int) -> np.ndarray:
-        """Returns the int64 of a field of each of `count` messages; 0 where it is absent."""
+        """Returns an int64 field of each of `count` messages; 0 if it is absent."""
         mask = self.number == number
         values = np.zeros(count, np.int64)
         values[self.owner[mask]] = self.value[mask].view(np.int64)
@@ -47,80 +46,47 @@ class Columns:
 
 
 def padded(data: bytes) -> np.ndarray:
-    """Returns the bytes as an array that `scan` takes."""
+    """Returns the bytes as an array for `scan`."""
     return np.frombuffer(data + bytes(PADDING), np.uint8)
 
 
-def children(data: bytes, start: int, stop: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the messages of one repeated field, which has a number below 16.
+def split(
+    data: bytes, start: int, stop: int, number: int
+) -> tuple[Message, np.ndarray, np.ndarray]:
+    """Separates one large repeated field of a message from its other fields.
 
     Args:
-        data: The bytes.
-        start: First position of the parent message.
+        data: The bytes around the message.
+        start: First position of the message.
         stop: The position after it.
-        number: The number of the field.
+        number: Number of the field. Its elements are messages.
 
     Returns:
-        int64 [messages], first positions; int64 [messages], the positions after them.
+        The other fields; first positions of the elements, int64 [elements]; the positions after
+        them, int64 [elements].
 
     Raises:
         Damaged: A field does not fit.
     """
-    wanted = number << 3 | LENGTH
+    view, others = memoryview(data), Message(memoryview(b""))
     starts: list[int] = []
-    sizes: list[int] = []
-    at = start
-    try:
-        while at < stop:
-            tag = data[at]
-            at += 1
-            kind = tag & 7
-            if tag >= 0x80:
-                while data[at] >= 0x80:
-                    at += 1
-                at += 1
-            if kind == LENGTH:
-                size = data[at]
-                at += 1
-                if size >= 0x80:
-                    size, shift = size & 0x7F, 7
-                    while True:
-                        byte = data[at]
-                        at += 1
-                        size |= (byte & 0x7F) << shift
-                        if byte < 0x80:
-                            break
-                        shift += 7
-                if tag == wanted:
-                    starts.append(at)
-                    sizes.append(size)
-                at += size
-            elif kind == VARINT:
-                while data[at] >= 0x80:
-                    at += 1
-                at += 1
-            elif kind in (FIXED64, FIXED32):
-                at += 8 if kind == FIXED64 else 4
-            else:
-                raise Damaged(f"a field has wire type {kind}, which does not exist")
-    except IndexError:
-        at = stop + 1
-    if at > stop:
-        raise Damaged("the data end within a field")
-    first = np.array(starts, np.int64)
-    return first, first + np.array(sizes, np.int64)
+    stops: list[int] = []
+    for key, value, end in walk(data, start, stop):
+        if key == number and end:
+            starts.append(value)
+            stops.append(end)
+        else:
+            others.add(key, view[value:end] if end else value)
+    return others, np.array(starts, np.int64), np.array(stops, np.int64)
 
 
 def scan(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Columns:
-    """Returns the fields of many messages.
+    """Returns all fields of many messages.
 
     Args:
         data: uint8 [bytes], from `padded`.
         starts: int64 [messages], first positions.
         stops: int64 [messages], the positions after them, at most the size without padding.
-
-    Returns:
-        All fields of all messages.
 
     Raises:
         Damaged: A field does not fit in its message.
@@ -155,11 +121,7 @@ def scan(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Columns:
 
 
 def varints(data: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the unsigned integers at many positions, and the positions after them.
-
-    Raises:
-        Damaged: An integer has more than ten bytes.
-    """
+    """Returns the unsigned integers at positions, and the positions after. Raises Damaged."""
     at = np.minimum(at, len(data) - PADDING)
     byte = data[at]
     value = (byte & 0x7F).astype(np.uint64)
@@ -190,11 +152,10 @@ def _values(
             raise Damaged("a field does not fit in its message")
         stop = first + size.astype(np.int64)
         return first.astype(np.uint64), stop, stop
-    if kind not in (FIXED64, FIXED32):
+    if kind not in FIXED:
         raise Damaged(f"a field has wire type {kind}, which does not exist")
-    size = 8 if kind == FIXED64 else 4
     at = np.minimum(at, len(data) - PADDING)
     value = np.zeros(len(at), np.uint64)
-    for i in range(size):
+    for i in range(FIXED[kind]):
         value |= data[at + i].astype(np.uint64) << np.uint64(8 * i)
-    return value, 0, at + size
+    return value, 0, at + FIXED[kind]

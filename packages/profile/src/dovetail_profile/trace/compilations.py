@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compilations of a process, as JAX reported them, and the file that keeps them beside a trace."""
+"""Compilations of a process, and their file beside a trace."""
 
 import dataclasses
 import json
@@ -14,16 +14,16 @@ _SUFFIX = ".compiles.json"
 
 @dataclasses.dataclass
 class Compilation:
-    """One way of a function from Python to a program. A stage that did not happen is None.
+    """The compilation of a function. A skipped stage is None.
 
     Attributes:
         function: Name of the function.
-        start_s: Begin of the first stage, in seconds after the epoch.
+        start_s: Start of the first stage, in seconds after the epoch.
         trace_s: Seconds of tracing.
         lower_s: Seconds of lowering to StableHLO.
-        compile_s: Seconds of compilation, or of what replaced it.
-        retrieval_s: Seconds of reading the program from the persistent cache.
-        reason: Difference to the calls before, in JAX's words.
+        compile_s: Seconds of compilation, or of its replacement.
+        retrieval_s: Seconds of reading from the persistent cache.
+        reason: Difference to earlier calls, in JAX's words.
         caller: File, line and function of the call.
     """
 
@@ -44,10 +44,10 @@ def save_compilations(trace: Path, compilations: Sequence[Compilation]) -> None:
 
 
 def load_compilations(trace: Path) -> tuple[Compilation, ...] | None:
-    """Returns the compilations that were kept beside a trace file; None if there are none.
+    """Returns the compilations beside a trace file; None without such a file.
 
     Raises:
-        Damaged: The file beside the trace is not as `save_compilations` writes it.
+        Damaged: `save_compilations` did not write the file so.
     """
     path = _beside(trace)
     if not path.is_file():

@@ -1,9 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a trace on disk: where the profiler puts them, and a recording of one run.
+"""The files of a trace: FOLDER/plugins/profile/RUN/HOST.xplane.pb, as `jax.profiler` writes them.
 
-`jax.profiler` writes FOLDER/plugins/profile/RUN/HOST.xplane.pb. RUN is the time of the capture, or
-a name that several processes agreed on; each then wrote a file of its own.
+RUN is the time of the capture, or a common name of several processes with a file each.
 """
 
 import gzip
@@ -27,15 +26,12 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """Reads a trace.
 
     Args:
-        path: A `*.xplane.pb` or `*.xplane.pb.gz` file; or a folder: of one run, with a file for
-            each host, or one that `jax.profiler` wrote, of whose runs the newest is read.
-
-    Returns:
-        The recording. Events are read when they are first asked for.
+        path: A file `*.xplane.pb` or `*.xplane.pb.gz`, the folder of one run with a file for each
+            host, or a folder written by `jax.profiler`. Of several runs the newest is read.
 
     Raises:
-        ValueError: There is no such file, or no trace in the folder.
-        Damaged: A file is not a trace, or not all of it.
+        ValueError: The path is absent, or the folder has no trace.
+        Damaged: A file is no whole trace.
     """
     place = Path(path)
     if place.is_file():
@@ -58,7 +54,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 
 def recording_of(files: Sequence[Path], *, notes: Sequence[str] = ()) -> Recording:
-    """Reads the files of one run, one for each host. Raises Damaged, as `load` does."""
+    """Reads the files of one run, one for each host. Raises Damaged."""
     spaces = [_space(file) for file in files]
     names = [space.host for space in spaces]
     if "" in names or len(set(names)) < len(names):  # several processes of one machine
@@ -67,7 +63,7 @@ def recording_of(files: Sequence[Path], *, notes: Sequence[str] = ()) -> Recordi
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the traces in a folder, by name; of two forms of one trace the plain one."""
+    """Returns the traces in a folder by name, without a compressed copy of a plain one."""
     if not folder.is_dir():
         return []
     files = sorted(file for file in folder.iterdir() if file.name.endswith(_ENDINGS))

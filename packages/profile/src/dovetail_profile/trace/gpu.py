@@ -2,14 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work of GPUs: kernels, copies and whole command buffers on the streams of a plane.
 
-The plane `/device:GPU:0` has a line for each stream. XLA's annotations give the instruction, module
-and program of a kernel as values of its event. Allocations lie on the same lines for as long as the
-memory lives; they are not work. Viewers add lines of their own, derived from the kernels; counting
-those would count all time twice.
+The plane `/device:GPU:0` has a line for each stream. Instruction, module and program of a kernel
+are values of its event. Allocations on the same lines are no work. Lines of viewers repeat it.
 
-The names of lines and values are from XLA's sources (`cupti_collector.cc`, `rocm_collector.cc`,
-`xplane_schema.cc`). No trace of a real GPU has been read yet; XProf 2.24.2 finds the same self
-times and launches in planes that are encoded by these sources.
+Source of the names: XLA's `cupti_collector.cc`, `rocm_collector.cc`, `xplane_schema.cc`. No trace
+of a real GPU has been read yet. On encoded planes XProf 2.24.2 agrees on self times and launches.
 """
 
 import dataclasses
@@ -39,26 +36,25 @@ _WORK = (*_KERNEL, "memcpy_details", "Memset_details", "hlo_op")
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Runs of kernels, and of whole command buffers where the trace has no kernels of them.
+    """Runs of kernels, and of command buffers without traced kernels, in the order of the file.
 
-    One entry for each, in the order of the file.
+    Columns are int64 [runs]; -1 is unknown.
 
     Attributes:
-        host: int64 [runs], the index of the host.
-        device: int64 [runs], the number of the device on its host.
-        start_ps: int64 [runs], after the start of the trace of the host.
-        duration_ps: int64 [runs].
-        program: int64 [runs], the number of the program; -1: none is known.
-        instruction: int64 [runs], the place of the instruction's name in `names`; -1: none.
-        kernel: int64 [runs], the place of the kernel's name in `names`.
-        graph: int64 [runs], the number of the command buffer that it belongs to; 0: none.
-        registers: int64 [runs], for each thread; -1: unknown, as in the next four.
-        static_bytes: int64 [runs], shared memory of a block that the kernel declares.
-        dynamic_bytes: int64 [runs], shared memory of a block that the launch asked for.
-        grid: int64 [runs, 3], blocks.
-        block: int64 [runs, 3], threads of a block.
-        occupancy: float64 [runs], the share of a multiprocessor's threads that its resources allow
-            to be resident, from 0 to 1; NaN: unknown.
+        host: Index of the host.
+        device: Index of the device on its host.
+        start_ps: Time after the start of the host's trace.
+        duration_ps: Duration.
+        program: Number of the program.
+        instruction: Index of the instruction's name in `names`.
+        kernel: Index of the kernel's name in `names`.
+        graph: Number of the command buffer; 0: none.
+        registers: Registers per thread.
+        static_bytes: Shared memory per block, declared by the kernel.
+        dynamic_bytes: Shared memory per block, requested by the launch.
+        grid: Blocks, [runs, 3].
+        block: Threads of a block, [runs, 3].
+        occupancy: Resident threads, as a share of a multiprocessor's, float64; NaN: unknown.
         names: The different names.
     """
 
@@ -83,12 +79,12 @@ class Kernels:
 
 
 def of_gpu(plane: Plane, host: int) -> list[Operations]:
-    """Returns what the streams of a GPU executed. A run without an instruction has its own name."""
+    """Returns the runs of a GPU's streams. Without an instruction, a run has its own name."""
     return [_operations(plane, line, host) for line in _streams(plane)]
 
 
 def kernels_of(planes: Sequence[tuple[int, Plane]]) -> Kernels:
-    """Returns the kernels of the planes of GPUs, each with the index of its host."""
+    """Returns the kernels of GPUs: pairs of the index of the host and the plane."""
     names: dict[str, int] = {}
     rows = [
         _kernels(plane, line, host, names) for host, plane in planes for line in _streams(plane)
@@ -117,7 +113,7 @@ def _instructions(line: Line) -> Stats:
 
 
 def _having(line: Line, names: Sequence[str]) -> np.ndarray:
-    """Returns the places of the events that have a value of one of some names."""
+    """Returns the places of events with a value of any of `names`."""
     mask = np.zeros(len(line), bool)
     for name in names:
         mask[line.stats(name).owner] = True
@@ -127,7 +123,7 @@ def _having(line: Line, names: Sequence[str]) -> np.ndarray:
 def _operations(plane: Plane, line: Line, host: int) -> Operations:
     at = _having(line, _WORK)
     instructions = _instructions(line)
-    code = line.code.astype(np.int64) + len(instructions.texts)
+    code = line.code + len(instructions.texts)
     code[instructions.owner] = instructions.value
     used, code = np.unique(code[at], return_inverse=True)
     names = (*instructions.texts, *line.names)
@@ -137,7 +133,7 @@ def _operations(plane: Plane, line: Line, host: int) -> Operations:
         lane=np.zeros(len(at), np.int64),
         start_ps=line.start_ps[at],
         duration_ps=line.duration_ps[at],
-        program=line.stats("program_id").of_each(len(line))[at],
+        program=line.each("program_id")[at],
         run=np.full(len(at), -1),
         code=code,
         names=tuple(names[i] for i in used),
@@ -155,18 +151,15 @@ def _kernels(plane: Plane, line: Line, host: int, names: dict[str, int]) -> dict
     def codes(of: Sequence[str]) -> np.ndarray:
         return np.array([*(names.setdefault(name, len(names)) for name in of), -1], np.int64)
 
-    def stat(name: str, default: int) -> np.ndarray:
-        return line.stats(name).of_each(count, default)[at]
-
     return {
         "host": np.full(len(at), host),
         "device": np.full(len(at), _ordinal(plane)),
         "start_ps": line.start_ps[at],
         "duration_ps": line.duration_ps[at],
-        "program": stat("program_id", -1),
+        "program": line.each("program_id")[at],
         "instruction": codes(instructions.texts)[instructions.of_each(count)[at]],
         "kernel": codes(line.names)[line.code[at]],
-        "graph": np.maximum(stat("cuda_graph_id", 0), stat("cuda_graph_exec_id", 0)),
+        "graph": np.maximum(line.each("cuda_graph_id", 0), line.each("cuda_graph_exec_id", 0))[at],
         "registers": integers[:, 0],
         "static_bytes": integers[:, 1],
         "dynamic_bytes": integers[:, 2],

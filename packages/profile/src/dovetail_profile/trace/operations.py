@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Work of devices: each run of an instruction, from the planes of any platform."""
+"""Runs of instructions on the devices of any platform."""
 
 import dataclasses
 import functools
@@ -9,73 +9,45 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from dovetail_profile.trace.events import Events, combinations
 from dovetail_profile.trace.space import Line
 
 _NEVER = (1 << 63) - 1  # picoseconds
 
 
 @dataclasses.dataclass(frozen=True)
-class Operations:
-    """Runs of instructions, one entry for each, ordered by lane and then by start.
+class Operations(Events):
+    """Runs of instructions, ordered by lane and then by start.
+
+    `duration_ps` includes nested runs. On a CPU a `while`, `call` or `conditional` may end before
+    its body, whose runs continue on other lanes.
 
     Attributes:
-        host: int64 [runs], the index of the host.
-        device: int64 [runs], the number of the device on its host.
-        lane: int64 [runs], the place of the thread or stream in `lanes`.
-        start_ps: int64 [runs], after the start of the trace of the host.
-        duration_ps: int64 [runs], with what is nested in it. On a CPU a `while`, `call` or
-            `conditional` may end before its body, which goes on on other lanes.
-        program: int64 [runs], the number of the program, as in `Recording.modules`.
-        run: int64 [runs], the number of the run of the program, the same on all its devices; -1
-            if the platform does not tell.
-        code: int64 [runs], the place of the instruction's name in `names`.
-        names: The different names of instructions.
-        lanes: Names of threads or streams.
+        device: int64 [events], index of the device on its host.
+        program: int64 [events], number of the program, as in `Recording.modules`.
+        run: int64 [events], number of the program's run, equal on all its devices; -1: unknown.
     """
 
-    host: np.ndarray
     device: np.ndarray
-    lane: np.ndarray
-    start_ps: np.ndarray
-    duration_ps: np.ndarray
     program: np.ndarray
     run: np.ndarray
-    code: np.ndarray
-    names: tuple[str, ...]
-    lanes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.start_ps)
 
     @functools.cached_property
     def self_ps(self) -> np.ndarray:
-        """int64 [runs], the duration without runs that are nested in it: see `self_times`."""
+        """int64 [events], the duration without nested runs; see `self_times`."""
         return self_times(self.lane, self.start_ps, self.duration_ps)
-
-    def select(self, mask: np.ndarray) -> "Operations":
-        """Returns the runs of a mask: bool [runs]."""
-        arrays = {
-            f.name: getattr(self, f.name)[mask]
-            for f in dataclasses.fields(self)
-            if isinstance(getattr(self, f.name), np.ndarray)
-        }
-        return dataclasses.replace(self, **arrays)
 
 
 def self_times(lane: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    """Returns the time of each event in which no later one runs on the same lane.
+    """Returns the self time of each event: int64 [events].
 
-    Of nested events that is the duration without what is nested. Where events overlap and are not
-    nested, as nodes of a GPU's command buffer may, the one that began last has the time. So the sum
-    on a lane is the length of the union of its events.
+    A moment belongs to the event that began last on its lane, nested or not (nodes of a GPU's
+    command buffer may overlap). The sum over a lane is the length of the union of its events.
 
     Args:
         lane: int64 [events].
         start: int64 [events].
         duration: int64 [events].
-
-    Returns:
-        int64 [events], in the order of the arguments.
     """
     order = np.lexsort((-duration, start, lane))
     rows = zip(*(x[order].tolist() for x in (lane, start, start + duration)), strict=True)
@@ -101,7 +73,7 @@ def self_times(lane: np.ndarray, start: np.ndarray, duration: np.ndarray) -> np.
 
 
 def union_ps(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the union of intervals: int64 [spans] starts and stops, ordered and apart."""
+    """Returns the union of intervals: starts and stops, int64 [spans], ordered and disjoint."""
     order = np.argsort(start, kind="stable")
     start, stop = start[order], np.maximum.accumulate(stop[order])
     first = np.ones(len(start), bool)
@@ -113,23 +85,22 @@ def union_ps(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def of_cpu(
     lines: Sequence[Line], host: int, inner: Callable[[int, str], Collection[str]]
 ) -> list[Operations]:
-    """Returns what the lines of the plane of a host executed as a CPU device.
+    """Returns the runs of a host's threads as those of a CPU device.
 
-    XLA's CPU client names instruction, program and run of each event in its stats. The event ends
-    when its thread leaves the instruction, on which other threads may still work. The thread that
-    completes it records an event "end: ", but only after it has run what waited for the result.
-    So a run lasts until that event, or until the first instruction that this thread runs before.
-    A loop whose body goes on on other threads is left at its event: the body's runs are the rest.
+    An event of an instruction ends as its thread leaves it. Other threads may still work on it. The
+    thread of the last share records an event "end: ", after it has run the users of the result. A
+    run lasts until that event or the first instruction before it on that thread, whichever is
+    first. A loop with a traced body keeps its event: the runs of the body are the rest.
 
     Args:
         lines: The threads.
-        host: The index of the host.
-        inner: Returns the names of the instructions within an instruction of a program.
+        host: Index of the host.
+        inner: Returns the names of the instructions called by an instruction of a program.
     """
     lines = [line for line in lines if len(line.texts("hlo_op").owner)]
     threads = [_of_thread(line, host) for line in lines]
     keys, ready, thread = _marks(lines)
-    seen = {key for runs in threads for key in _instructions(runs, np.ones(len(runs), bool))}
+    seen = {key for runs in threads for key in _instructions(runs)}
     begins = [np.sort(runs.start_ps) for runs in threads]
 
     def until_ready(line: Line, runs: Operations) -> Operations:
@@ -137,7 +108,7 @@ def of_cpu(
         mark = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
         stop = runs.start_ps + runs.duration_ps
         longer = (keys[mark] == key) & (key != 0) & (ready[mark] > stop)
-        for program, name in _instructions(runs, longer):
+        for program, name in _instructions(runs.select(longer)):
             if any((program, x) in seen for x in inner(program, name)):
                 longer &= (runs.program != program) | (runs.code != runs.names.index(name))
         for i, begin in enumerate(begins):
@@ -146,87 +117,50 @@ def of_cpu(
             stop[at] = np.minimum(ready[mark[at]], following)
         return dataclasses.replace(runs, duration_ps=stop - runs.start_ps)
 
-    return [until_ready(*x) for x in zip(lines, threads, strict=True)] if len(keys) else threads
+    return [until_ready(*x) for x in zip(lines, threads, strict=True)]
 
 
 def _of_thread(line: Line, host: int) -> Operations:
-    """Returns the events of one line that name an instruction."""
     named = line.texts("hlo_op")
-    at, count = named.owner, len(line)
-
-    def stat(name: str, default: int) -> np.ndarray:
-        return line.stats(name).of_each(count, default)[at]
-
     return Operations(
-        host=np.full(len(at), host),
-        device=stat("device_ordinal", 0),
-        lane=np.zeros(len(at), np.int64),
-        start_ps=line.start_ps[at],
-        duration_ps=line.duration_ps[at],
-        program=stat("program_id", -1),
-        run=stat("run_id", -1),
-        code=named.value,
+        host=np.full(len(line), host),
+        device=line.each("device_ordinal", 0),
+        lane=np.zeros(len(line), np.int64),
+        start_ps=line.start_ps,
+        duration_ps=line.duration_ps,
+        program=line.each("program_id"),
+        run=line.each("run_id"),
+        code=named.of_each(len(line)),
         names=named.texts,
         lanes=(line.name,),
-    )
+    ).select(named.owner)
 
 
 def _marks(lines: Sequence[Line]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns numbers, starts and threads of the events "end: ", ordered by number."""
-    columns: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(3)]
+    marks = [np.zeros((3, 1), np.int64)]  # never empty; the number 0 links nothing
     for i, line in enumerate(lines):
         ends = [code for code, name in enumerate(line.names) if name.startswith("end: ")]
-        at = np.flatnonzero(np.isin(line.code, ends))
-        values = (_numbers(line, "_c", "_ct")[at], line.start_ps[at], np.full(len(at), i))
-        for column, value in zip(columns, values, strict=True):
-            column.append(value)
-    keys, starts, threads = map(np.concatenate, columns)
+        rows = np.stack([_numbers(line, "_c", "_ct"), line.start_ps, np.full(len(line), i)])
+        marks.append(rows[:, np.isin(line.code, ends)])
+    keys, starts, threads = np.concatenate(marks, axis=1)
     order = np.argsort(keys, kind="stable")
     return keys[order], starts[order], threads[order]
 
 
 def _numbers(line: Line, number: str, kind: str) -> np.ndarray:
-    """Returns for each event the number, of its kind, that links it to another; 0: none."""
-    count = len(line)
-    return line.stats(number).of_each(count, 0) * 64 + line.stats(kind).of_each(count, 0)
+    """Returns the link of each event to another one: a number of a kind; 0: none."""
+    return line.each(number, 0) * 64 + line.each(kind, 0)
 
 
-def _instructions(runs: Operations, mask: np.ndarray) -> set[tuple[int, str]]:
-    """Returns program and name of each different instruction among the runs of a mask."""
-    program, code = runs.program[mask], runs.code[mask]
-    return {
-        (number, runs.names[c])
-        for number in np.unique(program).tolist()
-        for c in np.unique(code[program == number]).tolist()
-    }
+def _instructions(runs: Operations) -> set[tuple[int, str]]:
+    """Returns program and name of each different instruction."""
+    first, _ = combinations(runs.program, runs.code)
+    codes = runs.code[first].tolist()
+    return {(p, runs.names[c]) for p, c in zip(runs.program[first].tolist(), codes, strict=True)}
 
 
 def joined(pieces: Sequence[Operations]) -> Operations:
-    """Returns the runs of all, with one list of names and of lanes."""
-    names: dict[str, int] = {}
-    lanes: list[str] = []
-    codes, places = [], []
-    for piece in pieces:
-        code = [names.setdefault(name, len(names)) for name in piece.names]
-        codes.append(np.array(code, np.int64)[piece.code])
-        places.append(piece.lane + len(lanes))
-        lanes += piece.lanes
-
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([np.zeros(0, np.int64), *(getattr(p, name) for p in pieces)])
-
-    nothing = [np.zeros(0, np.int64)]
-    runs = Operations(
-        host=column("host"),
-        device=column("device"),
-        lane=np.concatenate(nothing + places),
-        start_ps=column("start_ps"),
-        duration_ps=column("duration_ps"),
-        program=column("program"),
-        run=column("run"),
-        code=np.concatenate(nothing + codes),
-        names=tuple(names),
-        lanes=tuple(lanes),
-    )
-    order = np.lexsort((-runs.duration_ps, runs.start_ps, runs.lane))
-    return runs.select(order)
+    """Returns the runs of all pieces in order."""
+    runs = Operations.joined(pieces)
+    return runs.select(np.lexsort((-runs.duration_ps, runs.start_ps, runs.lane)))

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A recording: everything that the files of one trace hold, read when it is first asked for."""
+"""A recording: the content of one trace, read on first use."""
 
 import contextlib
 import functools
@@ -12,6 +12,7 @@ import numpy as np
 from dovetail_profile.program.module import Module, module_of
 from dovetail_profile.trace import gpu, tpu
 from dovetail_profile.trace.compilations import Compilation, load_compilations
+from dovetail_profile.trace.events import combinations
 from dovetail_profile.trace.gpu import Kernels
 from dovetail_profile.trace.operations import Operations, joined, of_cpu
 from dovetail_profile.trace.space import Plane, Space
@@ -27,12 +28,8 @@ class Recording:
     Args:
         spaces: The file of each host.
         hosts: Their names, in the same order.
-        files: Their paths, which errors name.
+        files: Their paths, for errors.
         notes: Sentences about the choice of the files.
-
-    Attributes:
-        spaces: The file of each host.
-        hosts: Their names, in the same order.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Recording:
         self._files, self._notes = tuple(files), tuple(notes)
 
     def add_notes(self, notes: Sequence[str]) -> None:
-        """Adds sentences to `notes`, before those are asked for."""
+        """Adds sentences to `notes`, before their first use."""
         self._notes += tuple(notes)
 
     @functools.cached_property
@@ -65,17 +62,16 @@ class Recording:
     @functools.cached_property
     def spans(self) -> Spans:
         """Activities of the threads of the hosts."""
-        planes = [(host, plane) for host, plane in self._planes() if plane.name == _HOST_PLANE]
         with self._naming_files():
-            return spans_of([(host, line) for host, plane in planes for line in plane.lines])
+            lines = [(x, host) for host, plane in self._planes(_HOST_PLANE) for x in plane.lines]
+            return Spans.joined([spans_of(line, host) for line, host in lines])
 
     @functools.cached_property
     def modules(self) -> Mapping[tuple[int, int], Module]:
         """The programs by the index of the host and the number of the program."""
         modules = {}
-        planes = [(host, plane) for host, plane in self._planes() if plane.name == _PROGRAMS]
         with self._naming_files():
-            for host, plane in planes:
+            for host, plane in self._planes(_PROGRAMS):
                 for number, (_, values) in plane.kinds.items():
                     hlo, program = values.get("Hlo Proto"), values.get("program_id", number)
                     if isinstance(hlo, bytes) and isinstance(program, int):
@@ -84,20 +80,20 @@ class Recording:
 
     @functools.cached_property
     def compilations(self) -> Mapping[int, Sequence[Compilation]]:
-        """Compilations that the captures kept, by the index of the host."""
+        """Compilations kept by the captures, by the index of the host."""
         kept = {host: load_compilations(file) for host, file in enumerate(self._files)}
         return {host: rows for host, rows in kept.items() if rows is not None}
 
     @functools.cached_property
     def start_ns(self) -> tuple[int | None, ...]:
-        """The start of the trace of each host, in Unix nanoseconds; None: it does not say."""
+        """The start of the trace of each host, in Unix nanoseconds; None: unknown."""
         tasks = [space.plane(_TASK) for space in self.spaces]
         starts = [plane.stats.get("profile_start_time") if plane else None for plane in tasks]
         return tuple(start if isinstance(start, int) else None for start in starts)
 
     @functools.cached_property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what the trace lacks, and what to do about it."""
+        """Sentences about gaps in the trace, with remedies."""
         notes = list(self._notes)
         for host, space in zip(self.hosts, self.spaces, strict=True):
             notes += [f"The profiler of {host} reported: {text}" for text in space.notes]
@@ -110,9 +106,9 @@ class Recording:
 
     def _without_program(self) -> Iterator[str]:
         runs = self.operations
-        keys, place = _different(runs.host, runs.program)
-        known = [program < 0 or (host, program) in self.modules for host, program in keys]
-        missing = ~np.array([*known, True])[place]
+        first, place = combinations(runs.host, runs.program)
+        keys = zip(runs.host[first].tolist(), runs.program[first].tolist(), strict=True)
+        missing = np.array([key[1] >= 0 and key not in self.modules for key in keys], bool)[place]
         if missing.any():
             share = runs.self_ps[missing].sum() / max(1, runs.self_ps.sum())
             yield (
@@ -125,8 +121,10 @@ class Recording:
 
     def _without_instruction(self) -> Iterator[str]:
         kernels = self.kernels
-        keys, place = _different(kernels.host, kernels.program, kernels.instruction)
-        lost = ~np.array([*(self._is_named(*key) for key in keys), True])[place]
+        columns = kernels.host, kernels.program, kernels.instruction
+        first, place = combinations(*columns)
+        keys = zip(*(column[first].tolist() for column in columns), strict=True)
+        lost = np.array([not self._is_named(*key) for key in keys], bool)[place]
         if lost.any():
             share = kernels.duration_ps[lost].sum() / max(1, kernels.duration_ps.sum())
             yield (
@@ -138,21 +136,22 @@ class Recording:
             )
 
     def _is_named(self, host: int, program: int, instruction: int) -> bool:
-        """Whether a kernel's instruction is the kernel's own, not the call of a whole buffer."""
+        """Whether a kernel's instruction is its own, not the call of a command buffer."""
         module = self.modules.get((host, program))
         if instruction < 0 or module is None:
             return instruction >= 0
         known = module.instructions.get(self.kernels.names[instruction])
         return known is not None and known.opcode != "call"
 
-    def _planes(self) -> Iterator[tuple[int, Plane]]:
-        """Yields the planes, each with the index of its host."""
+    def _planes(self, name: str = "") -> Iterator[tuple[int, Plane]]:
+        """Yields the planes of a name, or all, each with the index of its host."""
         for host, space in enumerate(self.spaces):
             for plane in space.planes:
-                yield host, plane
+                if name in ("", plane.name):
+                    yield host, plane
 
     def _of(self, plane: Plane, host: int) -> list[Operations]:
-        """Returns what a plane executed: nothing, if it is no device."""
+        """Returns the runs of a device, by stream; none for other planes."""
         if plane.name == _HOST_PLANE:
             return of_cpu(plane.lines, host, functools.partial(self._inner, host))
         if plane.name.startswith(gpu.PREFIX):
@@ -160,13 +159,12 @@ class Recording:
         return tpu.of_tpu(plane, host) if tpu.PLANE.fullmatch(plane.name) else []
 
     def _inner(self, host: int, program: int, name: str) -> set[str]:
-        """Returns the names of the instructions in the computations that an instruction calls."""
+        """Returns the names of the instructions in the computations called by an instruction."""
         module = self.modules.get((host, program))
         instruction = module.instructions.get(name) if module else None
         if module is None or instruction is None:
             return set()
-        called = [module.computations[number].instructions for number in instruction.called]
-        return {x.name for instructions in called for x in instructions}
+        return {x.name for i in instruction.called for x in module.computations[i].instructions}
 
     @contextlib.contextmanager
     def _naming_files(self) -> Iterator[None]:
@@ -175,13 +173,3 @@ class Recording:
         except Damaged as error:
             files = ", ".join(map(str, self._files or self.hosts))
             raise Damaged(f"a trace must be whole, got damage in {files}: {error}") from None
-
-
-def _different(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """Returns the different rows of columns, and for each row its place among them."""
-    place = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, codes = np.unique(column, return_inverse=True)
-        place = place * len(values) + codes
-    _, first, place = np.unique(place, return_index=True, return_inverse=True)
-    return list(zip(*(column[first].tolist() for column in columns), strict=True)), place

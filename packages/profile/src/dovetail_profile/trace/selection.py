@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A part of a recording: what began within some steps of the program."""
+"""A part of a recording: some steps of the program."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,18 @@ import numpy as np
 
 from dovetail_profile.program.module import Module
 from dovetail_profile.trace.compilations import Compilation
+from dovetail_profile.trace.events import combinations
 from dovetail_profile.trace.operations import Operations, union_ps
 from dovetail_profile.trace.recording import Recording
 from dovetail_profile.trace.spans import Spans
 
 
 class Selection(Recording):
-    """Everything that began within some steps of `StepTraceAnnotation`.
+    """All events with their start within some steps of `StepTraceAnnotation`.
 
-    A run of a program counts with all its instructions if its first one began within a step, so
-    that flops, calls and times belong together. A step lasts from the start of its annotation to
-    that of the next one, since its work is dispatched ahead; the last ends with its annotation.
+    A run of a program belongs, with all its instructions, to the step of its first instruction. A
+    step lasts until the annotation of the next one, since work is dispatched ahead. The last ends
+    with its annotation.
 
     Args:
         recording: The whole.
@@ -38,7 +39,7 @@ class Selection(Recording):
     def operations(self) -> Operations:
         """The runs of instructions on all devices."""
         runs = self._whole.operations
-        group = _places(runs.host, runs.device, runs.program, runs.run)
+        _, group = combinations(runs.host, runs.device, runs.program, runs.run)
         # Without a number of the run each instruction stands for itself.
         group = np.where(runs.run == -1, np.arange(len(runs)) + len(runs), group)
         first = np.full(2 * len(runs), np.iinfo(np.int64).max)
@@ -53,7 +54,7 @@ class Selection(Recording):
 
     @functools.cached_property
     def compilations(self) -> Mapping[int, Sequence[Compilation]]:
-        """Compilations, as JAX reported them to the capture, by the index of the host."""
+        """Compilations within the steps, by the index of the host."""
         whole = self._whole
         return {
             host: [c for c in rows if self._has(host, start_ps(whole, host, c.start_s))]
@@ -62,7 +63,7 @@ class Selection(Recording):
 
     @functools.cached_property
     def modules(self) -> Mapping[tuple[int, int], Module]:
-        """The programs, also those that did not run within the steps."""
+        """All programs of the recording."""
         return self._whole.modules
 
     def _mask(self, host: np.ndarray, start: np.ndarray) -> np.ndarray:
@@ -78,18 +79,18 @@ class Selection(Recording):
 
 
 def start_ps(recording: Recording, host: int, at_s: float) -> int:
-    """Returns a time after the epoch as one after the start of the trace of a host.
+    """Returns a time after the start of a host's trace.
 
     Args:
         recording: The trace.
         host: Index of the host.
-        at_s: The time, in seconds.
+        at_s: Seconds after the epoch.
     """
     return round((at_s * 1e9 - (recording.start_ns[host] or 0)) * 1e3)
 
 
 def _windows(spans: Spans, host: int, steps: range) -> tuple[np.ndarray, np.ndarray]:
-    """Returns first and last times of the steps: int64 [windows], ordered and apart."""
+    """Returns the union of the steps: starts and stops, int64 [windows]."""
     marks = spans.select((spans.host == host) & (spans.step >= 0))
     order = np.argsort(marks.start_ps, kind="stable")
     start = marks.start_ps[order]
@@ -97,12 +98,3 @@ def _windows(spans: Spans, host: int, steps: range) -> tuple[np.ndarray, np.ndar
     stop = np.maximum(start + marks.duration_ps[order], following)
     mine = np.array([step in steps for step in marks.step[order].tolist()], bool)
     return union_ps(start[mine], stop[mine])
-
-
-def _places(*columns: np.ndarray) -> np.ndarray:
-    """Returns the place of each combination of values among all of them: int64 [rows]."""
-    place = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, code = np.unique(column, return_inverse=True)
-        place = np.unique(place * len(values) + code, return_inverse=True)[1]
-    return place

@@ -10,7 +10,6 @@ Source: tsl/profiler/protobuf/xplane.proto in the OpenXLA repository.
 
 import dataclasses
 import functools
-import struct
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,12 +27,12 @@ _DOUBLE, _UNSIGNED, _INTEGER, _TEXT, _BYTES, _REFERENCE = range(2, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Values of one name: of some events of a line.
+    """The values of one name on a line.
 
     Attributes:
         owner: int64 [values], the index of the event.
-        value: int64 [values], integers; or for texts, places in `texts`.
-        texts: The different texts; empty if the values are integers.
+        value: int64 [values], the value, or its index in `texts`.
+        texts: The different texts; empty for integers.
     """
 
     owner: np.ndarray
@@ -41,7 +40,7 @@ class Stats:
     texts: tuple[str, ...] = ()
 
     def of_each(self, events: int, default: int = -1) -> np.ndarray:
-        """Returns the value of each of a number of events: int64 [events]."""
+        """Returns the value of each event: int64 [events]."""
         values = np.full(events, default, np.int64)
         values[self.owner] = self.value
         return values
@@ -51,22 +50,21 @@ class Line:
     """A stream or a thread. Events are in the order of the file and may be nested in time.
 
     Attributes:
-        name: The name that the profiler gave.
+        name: The name.
         start_ps: int64 [events], picoseconds after the start of the trace.
         duration_ps: int64 [events]. 0 is an instant.
-        code: int64 [events], the place of the name in `names`.
+        code: int64 [events], the index of the name in `names`.
         names: The different names of events.
-        kinds: For each name the values that all its events share, by name of the value.
+        kinds: For each name, the values shared by all its events.
 
     Args:
         plane: The plane.
-        start: First position of the message in its data.
+        start: First position of the message.
         stop: The position after it.
     """
 
     def __init__(self, plane: "Plane", start: int, stop: int) -> None:
-        starts, stops = columns.children(plane.data, start, stop, 4)
-        head = _without(plane.data, start, stop, starts, stops)
+        head, starts, stops = columns.split(plane.data, start, stop, 4)
         self.name = head.text(11) or head.text(2) or f"thread {head.integer(1)}"
         self._plane = plane
         fields = columns.scan(plane.array, starts, stops)
@@ -87,13 +85,17 @@ class Line:
         return len(self.start_ps)
 
     def stats(self, name: str) -> Stats:
-        """Returns the values of a name. Texts, bytes and references become places in `texts`."""
+        """Returns the values of a name. Texts, bytes and references become indices in `texts`."""
         if name not in self._known:
             self._known[name] = self._read(name)
         return self._known[name]
 
+    def each(self, name: str, default: int = -1) -> np.ndarray:
+        """Returns the value of a name for each event: int64 [events]."""
+        return self.stats(name).of_each(len(self), default)
+
     def texts(self, name: str) -> Stats:
-        """Returns the values of a name as texts; integers too, which a profiler makes of digits."""
+        """Returns the values of a name as texts. Profilers store texts of digits as integers."""
         stats = self.stats(name)
         if stats.texts:
             return stats
@@ -102,7 +104,7 @@ class Line:
 
     @functools.cached_property
     def _values(self) -> tuple[np.ndarray, np.ndarray, columns.Columns]:
-        """The number of the name, the event, and the field of each value of all events."""
+        """Number of the name, event, and field of each value of all events."""
         stats, array = self._stats, self._plane.array
         fields = columns.scan(array, stats.value.view(np.int64), stats.stop)
         names = fields.integers(1, len(stats.owner))
@@ -137,20 +139,19 @@ class Plane:
 
     Attributes:
         name: For example "/host:CPU" or "/device:GPU:0".
-        kinds: The name and the shared values of each kind of event, by its number.
-        stats: Values of the plane itself, by name.
+        kinds: Name and shared values of each kind of event, by its number.
+        stats: Values of the plane, by name.
 
     Args:
         data: The trace.
         start: First position of the message.
         stop: The position after it.
-        array: The data as `columns.padded` gives them.
+        array: The data from `columns.padded`.
     """
 
     def __init__(self, data: bytes, start: int, stop: int, array: np.ndarray) -> None:
         self.data, self.array = data, array
-        self._lines = columns.children(data, start, stop, 3)
-        head = _without(data, start, stop, *self._lines)
+        head, *self._lines = columns.split(data, start, stop, 3)
         self.name = head.text(2)
         self.stat_names = {key.integer(1): key.message(2).text(2) for key in head.messages(5)}
         self.keys = {name: key for key, name in self.stat_names.items()}
@@ -171,24 +172,19 @@ class Plane:
         return tuple(Line(self, start, stop) for start, stop in places)
 
     def _read(self, views: list[memoryview]) -> dict[str, Value]:
-        values: dict[str, Value] = {}
-        for message in map(Message, views):
-            name = self.stat_names.get(message.integer(1), "")
-            for number in range(_DOUBLE, _REFERENCE + 1):
-                if number in message:
-                    values[name] = self._value(message, number)
-        return values
+        stats = map(Message, views)
+        return {self.stat_names.get(x.integer(1), ""): self._value(x) for x in stats}
 
-    def _value(self, message: Message, number: int) -> Value:
-        if number == _DOUBLE:
-            return struct.unpack("<d", message.bytes(number))[0]
-        if number == _BYTES:
-            return bytes(message.bytes(number))
-        if number == _TEXT:
-            return message.text(number)
-        if number == _REFERENCE:
-            return self.stat_names.get(message.integer(number), "")
-        return message.integer(number)
+    def _value(self, stat: Message) -> Value:
+        if _DOUBLE in stat:
+            return stat.double(_DOUBLE)
+        if _BYTES in stat:
+            return bytes(stat.bytes(_BYTES))
+        if _TEXT in stat:
+            return stat.text(_TEXT)
+        if _REFERENCE in stat:
+            return self.stat_names.get(stat.integer(_REFERENCE), "")
+        return stat.integer(_INTEGER if _INTEGER in stat else _UNSIGNED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +193,7 @@ class Space:
 
     Attributes:
         planes: Its planes, in the order of the file.
-        host: Name of the host, or an empty one.
+        host: Name of the host. May be empty.
         notes: Errors and warnings of the profiler.
     """
 
@@ -211,23 +207,11 @@ class Space:
 
 
 def parse(data: bytes) -> Space:
-    """Parses a file. Raises Damaged for bytes that are no trace, or not all of it."""
+    """Parses a file. Raises Damaged."""
     array = columns.padded(data)
-    starts, stops = columns.children(data, 0, len(data), 1)
-    head = _without(data, 0, len(data), starts, stops)
+    head, starts, stops = columns.split(data, 0, len(data), 1)
     places = zip(starts.tolist(), stops.tolist(), strict=True)
     planes = tuple(Plane(data, start, stop, array) for start, stop in places)
     if not any(plane.name for plane in planes):
         raise Damaged("there is no plane with a name")
     return Space(planes, next(iter(head.texts(4)), ""), (*head.texts(2), *head.texts(3)))
-
-
-def _without(data: bytes, start: int, stop: int, starts: np.ndarray, stops: np.ndarray) -> Message:
-    """Returns a message without its large repeated field, whose elements lie at `starts`."""
-    # Before an element lie its tag, of one byte, and its size, seven bits in each byte.
-    size_bytes = sum((stops - starts >= 1 << 7 * i).astype(np.int64) for i in range(1, 9)) + 1
-    ends, begins = starts - 1 - size_bytes, np.concatenate([[start], stops])
-    gaps = np.flatnonzero(ends > begins[:-1])
-    pieces = [data[begins[i] : ends[i]] for i in gaps.tolist()]
-    at = int(begins[-1])
-    return Message(memoryview(b"".join([*pieces, data[at:stop]])))

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of instructions, one rule for each opcode.
 
-The rules are those of XLA's `HloCostAnalysis`, so that the sum over a program equals
-`cost_analysis()`: a multiply-add is two, an elementwise operation is one for each element of the
-result, on integers too, and exponentials, roots and the like are counted apart.
+The sum over a program equals `cost_analysis()`. A multiply-add is two, an elementwise operation one
+per element of the result, on integers too. Transcendental functions count apart.
 
-Source: xla/service/hlo_cost_analysis.h in the OpenXLA repository.
+Source of the rules: xla/service/hlo_cost_analysis.h in the OpenXLA repository.
 """
 
 import math
@@ -18,24 +17,25 @@ from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.program.shape import Shape
 
 
-def _words(text: str) -> frozenset[str]:
+def opcodes(text: str) -> frozenset[str]:
+    """Returns the words of a text."""
     return frozenset(text.split())
 
 
 # Instructions whose computations run as instructions of their own.
 CONTROL = frozenset({"while", "call", "conditional", "async-start"})
 
-_ELEMENTWISE = _words(
+_ELEMENTWISE = opcodes(
     "abs add and bitcast-convert ceil clamp compare complex convert count-leading-zeros divide "
     "floor imag is-finite maximum minimum multiply negate not or popcnt real reduce-precision "
     "remainder round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
     "shift-right-logical sign stochastic-convert subtract xor"
 ) | {"all-reduce", "all-reduce-start"}  # as if two devices added their values
-_TRANSCENDENTAL = _words(
+_TRANSCENDENTAL = opcodes(
     "acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-minus-one "
     "log log-plus-one logistic power rng rng-bit-generator rsqrt sine sinh sqrt tan tanh"
 )
-_MOVEMENT = _words(
+_MOVEMENT = opcodes(
     "add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done "
     "all-to-all async-done async-update bitcast broadcast collective-broadcast "
     "collective-permute collective-permute-done collective-permute-start concatenate constant "
@@ -66,9 +66,9 @@ class Arithmetic:
         self._computations: dict[int, Work | None] = {}
 
     def of(self, x: Instruction) -> Work | None:
-        """Returns the work of one run of an instruction; None if there is no rule.
+        """Returns the work of one run of an instruction; None without a rule.
 
-        Loops, calls and conditionals do none: the instructions in their computations do.
+        Loops, calls and conditionals have none; the instructions in their computations have it.
         """
         opcode = x.opcode
         if opcode in _MOVEMENT or opcode in CONTROL:
@@ -85,7 +85,7 @@ class Arithmetic:
         return None
 
     def of_computation(self, number: int) -> Work | None:
-        """Returns the work of one run of a computation; None if an instruction has no rule."""
+        """Returns the work of one run of a computation; None if a rule is missing."""
         if number not in self._computations:
             works: list[tuple[int, Work | None]] = []
             for x in self._module.computations[number].instructions:
@@ -109,17 +109,13 @@ def _sum(works: Iterable[tuple[int, Work | None]]) -> Work | None:
     return Work(flops, transcendentals)
 
 
-def _first(shape: Shape) -> Shape:
-    return shape.elements[0] if shape.elements else shape
-
-
 def _dot(x: Instruction, operands: list[Shape]) -> int:
     contracting = x.attributes.message(30).integers(1)
     return 2 * x.shape.size * math.prod(operands[0].dims[i] for i in contracting)
 
 
 def _ragged_dot(x: Instruction, operands: list[Shape]) -> int:
-    """Counts each row once, with the matrix of its own group."""
+    """Counts each row once, with the matrix of its group."""
     numbers = x.attributes.message(90)
     contracting = numbers.message(1).integers(1)
     flops = 2 * x.shape.size * math.prod(operands[0].dims[i] for i in contracting)
@@ -128,7 +124,7 @@ def _ragged_dot(x: Instruction, operands: list[Shape]) -> int:
 
 
 def _reduce_window(x: Instruction, operands: list[Shape]) -> tuple[int, ...]:
-    result = _first(x.shape)
+    result = x.shape.first
     windows = x.attributes.message(15).messages(1)
     wide = [i for i, w in enumerate(windows) if w.integer(1) != 1]
     padded = [w for w in windows if w.integer(3) or w.integer(4)]
@@ -167,7 +163,7 @@ _RULES: Mapping[str, Callable[[Instruction, list[Shape]], int]] = {
 _RUNS: Mapping[str, Callable[[Instruction, list[Shape]], tuple[int, ...]]] = {
     "fusion": lambda x, operands: (1,),
     "map": lambda x, operands: (x.shape.size,),
-    "reduce": lambda x, operands: (operands[0].size - _first(x.shape).size,),
+    "reduce": lambda x, operands: (operands[0].size - x.shape.first.size,),
     "reduce-window": _reduce_window,
     "scatter": lambda x, operands: (operands[-1].size,),
     "select-and-scatter": _select_and_scatter,

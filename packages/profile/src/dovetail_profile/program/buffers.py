@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that the compiler assigned to a program, and the buffers that live in it over time.
+"""The memory assigned to a program by the compiler, and its buffers over time.
 
-Arguments, constants and results have allocations for as long as the program runs. All other buffers
-share heaps; the compiler keeps the order in which it placed and freed them.
+Arguments, constants and results keep their allocations. All other buffers share heaps. The compiler
+records the order of placing and freeing.
 
 Source: `BufferAssignmentProto` in xla/service/hlo.proto of the OpenXLA repository.
 """
@@ -18,8 +18,7 @@ from dovetail_profile.wire import Damaged, Message
 
 Kind = Literal["parameter", "output", "constant", "thread-local", "temporary"]
 
-DEVICE, HOST = 0, 5  # memory spaces, as layouts number them
-# The fields that give an allocation its kind.
+DEVICE, HOST = 0, 5  # memory spaces of layouts
 _FLAGS: tuple[tuple[Kind, int], ...] = (
     ("parameter", 5),
     ("output", 7),
@@ -35,11 +34,11 @@ class Buffer:
     """A value in memory.
 
     Attributes:
-        id: Its number.
-        bytes: Its size, with padding.
-        space: The memory space.
-        instruction: The instruction that defines it; None if the module does not have it.
-        index: The place in the instruction's result, if that is a tuple.
+        id: Number of the buffer.
+        bytes: Size with padding.
+        space: Memory space.
+        instruction: The defining instruction; None if the module lacks it.
+        index: Place in the instruction's result, if a tuple.
     """
 
     id: int
@@ -50,13 +49,13 @@ class Buffer:
 
     @property
     def name(self) -> str:
-        """The instruction, and the place in its tuple: `while.5{1}`."""
+        """Instruction and place in its tuple: `while.5{1}`."""
         place = f"{{{','.join(map(str, self.index))}}}" if self.index else ""
         return (self.instruction.name if self.instruction else f"buffer {self.id}") + place
 
     @property
     def shape(self) -> Shape | None:
-        """Its shape; None if the instruction is not known."""
+        """The shape; None if unknown."""
         shape = self.instruction.shape if self.instruction else None
         for i in self.index:
             shape = shape.elements[i] if shape and 0 <= i < len(shape.elements) else None
@@ -68,12 +67,12 @@ class Allocation:
     """A range of memory.
 
     Attributes:
-        bytes: Its size.
-        space: The memory space.
-        kind: Its first purpose in the order of `Kind`.
-        is_output: Whether a result lies in it. That of a parameter then replaces the argument.
-        buffers: The buffers in it, at any time.
-        at_peak: Those alive at the peak of its use; the largest if that is not known.
+        bytes: Size.
+        space: Memory space.
+        kind: First purpose in the order of `Kind`.
+        is_output: Whether a result lies in it. A result in a parameter replaces the argument.
+        buffers: Buffers in it, at any time.
+        at_peak: Buffers alive at the peak of its use; the largest if unknown.
     """
 
     bytes: int
@@ -89,10 +88,10 @@ class Heap:
     """The use of a heap.
 
     Attributes:
-        peak_bytes: The most that is alive at once.
-        at_peak: The buffers that are alive when that is first reached.
-        instructions: The instruction of each event: a buffer is placed or freed for it. Empty if
-            the compiler kept the peak alone.
+        peak_bytes: Most live bytes at once.
+        at_peak: Buffers alive at the first peak.
+        instructions: Instruction of each placing or freeing. Empty if the compiler recorded only
+            the peak.
         bytes: Live bytes after each event.
     """
 
@@ -111,7 +110,7 @@ class Assignment:
 
 
 def assignment_of(module: Module) -> Assignment:
-    """Reads `module.buffers`. ValueError if there are none, Damaged if they make no sense."""
+    """Reads `module.buffers`. Raises ValueError if there are none, and Damaged."""
     if not module.buffers:
         raise ValueError(
             "memory needs the compiler's assignment of buffers to a program, and that of "
@@ -169,10 +168,7 @@ def _allocation(
 
 
 def _replayed(events: Sequence[Message], buffers: Mapping[int, Buffer]) -> Heap:
-    """Places and frees the buffers of a heap, in the order in which the compiler did.
-
-    A buffer that shares the memory of another lengthens the life of that one.
-    """
+    """Repeats the placing and freeing of buffers. Sharing memory lengthens its owner's life."""
     owner: dict[int, int] = {}  # of each buffer, the one whose memory it shares
     users: dict[int, int] = {}  # of each owner, the buffers in its memory that are alive
     changes: list[tuple[int, bool]] = []  # owners that came to life, or died

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of a program: their groups of devices, and the bytes that each device has to send.
+"""Collectives of a program: groups of devices, and bytes to send per device.
 
 On a ring of n devices a device sends, of an array of S bytes,
 
@@ -9,27 +9,22 @@ On a ring of n devices a device sends, of an array of S bytes,
     all-to-all                          (n - 1) / n S       S: the part of a device
     collective-permute, -broadcast      S
 
-No algorithm without reduction in the network sends less. These are the factors of the bus bandwidth
-in doc/PERFORMANCE.md of NVIDIA's nccl-tests.
-
-Source of the fields: xla/service/hlo.proto and xla/xla_data.proto of the OpenXLA repository.
+No algorithm without reduction in the network sends less. Source of the factors: doc/PERFORMANCE.md
+of NVIDIA's nccl-tests. Source of the fields: xla/service/hlo.proto and xla/xla_data.proto in the
+OpenXLA repository.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator
 
+from dovetail_profile.program.arithmetic import opcodes
 from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.wire import Damaged, Message
 
-KINDS = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+KINDS = opcodes(
+    "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute "
+    "collective-broadcast"
 )
 
 
@@ -38,13 +33,13 @@ class Collective:
     """A collective of a program.
 
     Attributes:
-        kind: One of `KINDS`, also of its start.
-        instruction: The instruction that communicates.
-        start: The instruction that runs: itself, or the fusion or asynchronous call around it.
-        done: The instruction that waits for its end; None if it is synchronous.
-        group_size: Devices that exchange data; None if the program does not say.
-        groups: Number of such groups; None likewise.
-        bytes: Bytes that a device has to send, at least; None likewise, or if data decide.
+        kind: One of `KINDS`.
+        instruction: The communicating instruction.
+        start: The running instruction: the same, or a fusion or asynchronous call around it.
+        done: The instruction at its end; None if it is synchronous.
+        group_size: Devices of the largest group; None: unknown.
+        groups: Number of groups; None: unknown.
+        bytes: Least bytes to send per device; None: unknown, or dependent on data.
     """
 
     kind: str
@@ -59,18 +54,10 @@ class Collective:
 def collectives_of(module: Module) -> Iterator[Collective]:
     """Yields the collectives of a program."""
     everything = module.instructions.values()
-    around = {
-        number: x
-        for x in everything
-        if x.opcode in ("fusion", "async-start")
-        for number in x.called
-    }
-    after = {
-        number: x
-        for x in everything
-        if x.opcode.endswith(("-done", "-update"))
-        for number in x.operands
-    }
+    callers = [x for x in everything if x.opcode in ("fusion", "async-start")]
+    around = {number: x for x in callers for number in x.called}
+    ends = [x for x in everything if x.opcode.endswith(("-done", "-update"))]
+    after = {number: x for x in ends for number in x.operands}
     for computation in module.computations.values():
         for x in computation.instructions:
             kind = x.opcode.removesuffix("-start")
@@ -108,7 +95,7 @@ def _groups(x: Instruction) -> tuple[int | None, int | None]:
 
 
 def _rings(pairs: list[tuple[int, int]]) -> tuple[int, int]:
-    """Returns the size of the largest set of devices that pairs connect, and the number of sets."""
+    """Returns the size of the largest set of connected devices, and the number of sets."""
     sets: dict[int, set[int]] = {}
     for source, target in pairs:
         union = sets.get(source, {source}) | sets.get(target, {target})

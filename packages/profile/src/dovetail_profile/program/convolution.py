@@ -35,11 +35,11 @@ def multiply_adds(x: Instruction, inputs: Shape, kernel: Shape, outputs: Shape) 
 
 
 def _positions(window: Message, inputs: int, kernel: int, outputs: int) -> int:
-    """Counts the pairs of kernel and output positions that meet an element of the input.
+    """Counts the pairs of kernel and output positions with an element of the input.
 
-    Kernel position k and output position o meet input position (o stride + k dilation - padding),
-    counted on the dilated input. Outputs are taken in steps of `period`, after which the position
-    modulo the dilation of the input repeats, so that the valid ones of each run are an interval.
+    Kernel position k and output position o meet position (o stride + k dilation - padding) of the
+    dilated input. Outputs go in steps of `period`: the position modulo the input's dilation then
+    repeats, and the valid outputs of each run are an interval.
     """
     stride, low = max(window.integer(2), 1), window.integer(3)
     dilation, gaps = max(window.integer(5), 1), max(window.integer(6), 1)

@@ -1,11 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of instructions: floating-point operations and bytes, from the HLO alone."""
+"""Costs of instructions: FLOPs and bytes, from the HLO alone."""
 
+import dataclasses
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from dovetail_profile.program import custom_calls, loops
 from dovetail_profile.program.arithmetic import CONTROL, Arithmetic
@@ -37,13 +40,11 @@ class Costs:
         self._module = module
         self._arithmetic, self._traffic = Arithmetic(module), Traffic(module)
         self._costs: dict[int, Cost] = {}
-        self._trips: dict[int, int | None] = {}
 
     def of(self, instruction: Instruction) -> Cost:
-        """Returns the cost of one run of an instruction's own work.
+        """Returns the cost of one run of an instruction, of a fusion that of its body.
 
-        Of a fusion: of its body. Of a loop, call or conditional: nothing, since the instructions
-        in their computations run by themselves.
+        Loops, calls and conditionals cost nothing: their bodies' instructions run by themselves.
         """
         if instruction.id not in self._costs:
             self._costs[instruction.id] = self._cost(instruction)
@@ -51,28 +52,24 @@ class Costs:
 
     def trips(self, loop: Instruction) -> int | None:
         """Returns the rounds of a `while`; None if they depend on values."""
-        if loop.id not in self._trips:
-            self._trips[loop.id] = loops.trips(self._module, loop)
-        return self._trips[loop.id]
+        return loops.trips(self._module, loop)
 
     @functools.cached_property
     def executions(self) -> Mapping[int, Executions]:
-        """Runs of each computation whose instructions run by themselves, by its number."""
+        """Runs of computations, by number. Bodies of fusions and reductions have none."""
         counts: dict[int, int] = defaultdict(int)
         exact: dict[int, bool] = defaultdict(lambda: True)
         counts[self._module.entry.id] = 1
         for number in reversed(tuple(self._module.computations)):  # callers before callees
             for x in self._module.computations[number].instructions if counts[number] else ():
-                trips = self.trips(x) if x.opcode == "while" else None
-                known = x.opcode not in ("while", "conditional") or trips is not None
-                for called, runs in self._called(x, trips):
+                for called, runs, known in self._called(x):
                     counts[called] += counts[number] * runs
                     exact[called] &= exact[number] and known
         return {number: Executions(n, exact[number]) for number, n in counts.items() if n}
 
     @functools.cached_property
     def unknown(self) -> Counter[str]:
-        """Instructions without a FLOP count: by opcode, custom calls by their target."""
+        """Instructions without a FLOP count, by opcode, custom calls by target."""
         return Counter(
             custom_calls.target(x) if x.opcode == "custom-call" else x.opcode
             for number in self.executions
@@ -81,15 +78,27 @@ class Costs:
         )
 
     def total(self, loops: Loops = "counted") -> Cost:
-        """Returns the cost of one run of the program, without what is in `unknown`.
+        """Returns the cost of one run of the program. Unknown costs count as zero.
 
         Of the branches of a conditional, the largest of each number counts.
 
         Args:
-            loops: "counted" multiplies by the rounds of loops, where they are known. "once" counts
-                each body once, as `cost_analysis()` does.
+            loops: "counted" multiplies by known rounds of loops. "once" counts each body once, as
+                `cost_analysis()` does.
         """
-        return Cost(*self._total(self._module.entry.id, loops, {}))
+        totals: dict[int, np.ndarray] = {}
+        for number, computation in self._module.computations.items():  # callees before callers
+            totals[number] = np.zeros(3)
+            for x in computation.instructions:
+                totals[number] += [n or 0 for n in dataclasses.astuple(self.of(x))]
+                inner = [
+                    totals[called] * (runs if loops == "counted" else 1)
+                    for called, runs, _ in self._called(x)
+                ]
+                if inner:
+                    join = np.max if x.opcode == "conditional" else np.sum
+                    totals[number] += join(inner, axis=0)
+        return Cost(*totals[self._module.entry.id].tolist())
 
     def _cost(self, x: Instruction) -> Cost:
         if x.opcode == "custom-call":
@@ -101,37 +110,13 @@ class Costs:
             return Cost(None, moved, None)
         return Cost(work.flops, self._traffic.of(x), work.transcendentals)
 
-    def _called(self, x: Instruction, trips: int | None) -> Iterator[tuple[int, int]]:
-        """Yields the computations that run as a part of an instruction, and how often."""
+    def _called(self, x: Instruction) -> Iterator[tuple[int, int, bool]]:
+        """Yields computations of an instruction, their runs, and whether these are exact."""
         if x.opcode == "while":
+            trips = self.trips(x)
             body, condition = x.called
-            rounds = 1 if trips is None else trips
-            yield body, rounds
-            yield condition, 1 if trips is None else trips + 1
+            yield body, 1 if trips is None else trips, trips is not None
+            yield condition, 1 if trips is None else trips + 1, trips is not None
         elif x.opcode in CONTROL:
             for called in x.called:
-                yield called, 1
-
-    def _total(
-        self, number: int, loops: Loops, totals: dict[int, tuple[float, float, float]]
-    ) -> tuple[float, float, float]:
-        if number in totals:
-            return totals[number]
-        flops = moved = transcendentals = 0.0
-        for x in self._module.computations[number].instructions:
-            cost = self.of(x)
-            flops += cost.flops or 0
-            moved += cost.bytes or 0
-            transcendentals += cost.transcendentals or 0
-            trips = self.trips(x) if x.opcode == "while" and loops == "counted" else None
-            inner = [
-                tuple(runs * n for n in self._total(called, loops, totals))
-                for called, runs in self._called(x, trips)
-            ]
-            if inner:
-                join = max if x.opcode == "conditional" else sum
-                more = [join(numbers) for numbers in zip(*inner, strict=True)]
-                flops, moved = flops + more[0], moved + more[1]
-                transcendentals += more[2]
-        totals[number] = flops, moved, transcendentals
-        return totals[number]
+                yield called, 1, x.opcode != "conditional"

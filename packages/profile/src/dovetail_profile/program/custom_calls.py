@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of custom calls: stated by the kernel, or known for a library's call.
 
-Pallas kernels state `cost_estimate` in the JSON of their backend configuration, and calls of
-`jax.ffi.ffi_call` may have the attributes `flops` and `recomputed_flops`. The library calls are
-those that XLA makes of products, convolutions and attention.
+Pallas kernels state `cost_estimate` in the JSON of their backend configuration. Calls of
+`jax.ffi.ffi_call` may have the attributes `flops` and `recomputed_flops`. XLA calls libraries for
+products, convolutions and attention.
 """
 
 import json
@@ -29,17 +29,12 @@ _UNKNOWN = Cost(None, None, None)
 
 
 def target(x: Instruction) -> str:
-    """Returns the name of the function that a custom call calls."""
+    """Returns the name of the called function."""
     return x.attributes.text(28)
 
 
 def cost_of(x: Instruction, operands: Sequence[Shape]) -> Cost:
-    """Returns the cost of a custom call.
-
-    Args:
-        x: The custom call.
-        operands: Shapes of its operands.
-    """
+    """Returns the cost of a custom call, from the shapes of its operands."""
     name, config = target(x), x.attributes.text(43)
     if _MARKERS.fullmatch(name):
         return Cost(0.0, 0.0, 0.0)
@@ -59,33 +54,34 @@ def cost_of(x: Instruction, operands: Sequence[Shape]) -> Cost:
     return Cost(flops, values.get("bytes_accessed", moved), values.get("transcendentals"))
 
 
+# The first element of a result is the value, the others are workspace.
 def _product(x: Instruction, operands: Sequence[Shape], config: str) -> int | None:
     numbers = _find(config, "dot_dimension_numbers")
     contracting = [int(i) for i in numbers.get("lhs_contracting_dimensions", ())]
     inner = math.prod(operands[0].dims[i] for i in contracting)
-    return 2 * _result(x).size * inner if contracting else None
+    return 2 * x.shape.first.size * inner if contracting else None
 
 
 def _onednn(x: Instruction, operands: Sequence[Shape], config: str) -> int:
     """Counts a product from sizes alone: of [b, m, k] and [b, k, n] to [b, m, n]."""
     left, right = operands[:2]
-    size = _result(x).size
+    size = x.shape.first.size
     square = left.size * right.size // max(size * math.prod(right.dims[:-2]), 1)
     return 2 * size * math.isqrt(square)
 
 
 def _convolution(x: Instruction, operands: Sequence[Shape], config: str) -> int:
-    """Counts the convolution whose gradient the call may be: both have the same products."""
+    """Counts the forward convolution. Its gradients have as many products."""
     first, second = operands[:2]
     if "BackwardInput" in target(x):
-        return 2 * multiply_adds(x, _result(x), second, first)
+        return 2 * multiply_adds(x, x.shape.first, second, first)
     if "BackwardFilter" in target(x):
-        return 2 * multiply_adds(x, first, _result(x), second)
-    return 2 * multiply_adds(x, first, second, _result(x))
+        return 2 * multiply_adds(x, first, x.shape.first, second)
+    return 2 * multiply_adds(x, first, second, x.shape.first)
 
 
 def _attention(x: Instruction, operands: Sequence[Shape], config: str) -> float | None:
-    """Counts the products of attention, and of scores only those that a causal mask shows.
+    """Counts the products of attention, without scores hidden by a causal mask.
 
     The backward pass has twice the products of the forward pass, and the scores again.
     """
@@ -109,10 +105,6 @@ _LIBRARY: Mapping[str, Callable[[Instruction, Sequence[Shape], str], float | Non
     "__cudnn$conv": _convolution,
     "__cudnn$fmha": _attention,
 }
-
-
-def _result(x: Instruction) -> Shape:
-    return x.shape.elements[0] if x.shape.elements else x.shape  # the others are workspace
 
 
 def _find(config: str, key: str) -> Any:

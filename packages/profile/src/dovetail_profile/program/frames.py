@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The stack frames of a program: from an instruction to the lines of Python that asked for it.
+"""The stack frames of a program: from an instruction to its lines of Python.
 
 Source: `StackFrameIndexProto` in xla/service/hlo.proto of the OpenXLA repository.
 """
@@ -16,8 +16,8 @@ class Frame:
     """A line of source.
 
     Attributes:
-        file: The path that Python had when it was traced.
-        function: The function, as Python names it. May be empty.
+        file: The path in Python at the time of tracing.
+        function: Python's qualified name. May be empty.
         line: Counted from 1.
     """
 

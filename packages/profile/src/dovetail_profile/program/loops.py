@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of a loop, where the program fixes them."""
+"""Rounds of a loop, if the program fixes them."""
 
 import json
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class _Value(NamedTuple):
 
 
 def trips(module: Module, loop: Instruction) -> int | None:
-    """Returns the number of rounds of a `while`; None if it depends on values.
+    """Returns the rounds of a `while`; None if they depend on values.
 
-    XLA states it for most loops. For the others, a counter that starts at a constant, grows by a
-    constant and is compared with a constant fixes it.
+    XLA states them for most loops. Otherwise a counter with constant start, step and limit fixes
+    them.
     """
     try:
         config = json.loads(loop.attributes.text(43) or "{}")
@@ -59,25 +59,22 @@ class _Loop:
         step = self._grown(counter.element)
         if start is None or not step:
             return None
-        direction = test.attributes.text(63)
-        distance = (stop - start - counter.offset) * (1 if step > 0 else -1)
-        if direction in (("LE",) if step > 0 else ("GE",)):
-            distance += 1
-        elif direction not in (("LT", "NE") if step > 0 else ("GT", "NE")):
-            return None
-        if direction == "NE" and distance % abs(step):
-            return None
-        return max(-(-distance // abs(step)), 0)
+        start += counter.offset
+        ends = {"LT": stop, "LE": stop + 1} if step > 0 else {"GT": stop, "GE": stop - 1}
+        if (stop - start) % step == 0:
+            ends["NE"] = stop
+        end = ends.get(test.attributes.text(63))
+        return None if end is None else max(-((start - end) // step), 0)
 
     def _start(self, element: int) -> int | None:
-        """Returns the constant that an element of the state has before the first round."""
+        """Returns the constant value of an element of the state before the first round."""
         if self._initial.opcode != "tuple":
             return None
         value = self._value(self._initial.operands[element], None)
         return value.offset if value and value.element is None else None
 
     def _grown(self, element: int) -> int | None:
-        """Returns the constant that a round adds to an element of the state."""
+        """Returns the constant change of an element of the state in a round."""
         value = self._value(self._body.operands[element], None)
         return value.offset if value and value.element == element else None
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The module path that JAX's names of operations hold.
+"""The module path in JAX's names of operations.
 
-JAX joins the transforms of a function, its scopes (`jax.named_scope`) and the primitive by slashes:
+JAX joins transforms, scopes (`jax.named_scope`) and the primitive by slashes:
 
     jit(train_step)/transpose(jvp(layers.0))/attn/jit(_run)/attention/blocked/while/body/dot_general
 

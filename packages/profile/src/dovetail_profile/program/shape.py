@@ -11,7 +11,7 @@ import re
 
 from dovetail_profile.wire import Message
 
-# Names of the primitive types, as HLO's text has them, and their bits.
+# Primitive types in HLO's text, by number, and their bits.
 _NAMES = re.findall(
     r"\w+",
     "invalid pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 tuple opaque c64 bf16 token c128 "
@@ -47,15 +47,20 @@ class Shape:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
     @property
+    def first(self) -> "Shape":
+        """The shape, or the first element of a tuple."""
+        return self.elements[0] if self.elements else self
+
+    @property
     def size(self) -> int:
-        """The number of scalars: of a tuple, in all its elements."""
+        """Number of scalars, of a tuple in all its elements."""
         if self.dtype == "tuple":
             return sum(element.size for element in self.elements)
         return math.prod(self.dims) if self.dtype in _BITS else 0
 
     @property
     def bytes(self) -> int:
-        """Bytes of the values; types below eight bits are packed."""
+        """Bytes of the values. Types below eight bits are packed."""
         if self.dtype == "tuple":
             return sum(element.bytes for element in self.elements)
         return -(-math.prod(self.dims) * _BITS.get(self.dtype, 0) // 8)

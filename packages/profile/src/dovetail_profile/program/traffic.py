@@ -1,24 +1,20 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that instructions read and write.
+"""Bytes read and written by instructions.
 
-An instruction reads its operands once and writes its result. Slices, gathers and updates touch
-the elements that they move, and updates leave the rest of the buffer in place. A fusion reads of
-its operands the elements that its body needs, and keeps everything in between in registers.
+An instruction reads its operands once and writes its result. Slices, gathers and updates touch only
+the elements they move. A fusion reads the elements needed by its body and keeps the rest in
+registers.
 """
 
 import math
 from collections import defaultdict
 
+from dovetail_profile.program.arithmetic import opcodes
 from dovetail_profile.program.module import Computation, Instruction, Module
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Pointers, names and order: no bytes move.
-_FREE = _words(
+_FREE = opcodes(
     "add-dependency after-all all-gather-done all-reduce-done async-done async-start "
     "async-update bitcast call collective-permute-done conditional constant copy-done domain "
     "get-dimension-size get-tuple-element opt-barrier optimization-barrier parameter "
@@ -28,7 +24,7 @@ _FREE = _words(
 _SELECTING = frozenset({"dynamic-slice", "gather", "slice"})
 _UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 # An element of the result needs many of the operands.
-_MIXING = _words(
+_MIXING = opcodes(
     "cholesky convolution custom-call dot fft ragged-dot reduce-window scaled-dot "
     "select-and-scatter sort triangular-solve"
 )
@@ -36,10 +32,10 @@ _IMMEDIATE = 8  # elements of a constant that a compiled loop holds in its code
 
 
 class Traffic:
-    """The bytes that the instructions of one module move. Custom calls are not among them."""
+    """The bytes moved by the instructions of one module, custom calls excepted."""
 
     def __init__(self, module: Module) -> None:
-        self._module = module
+        self._by_id, self._computations = module.by_id, module.computations
 
     def of(self, x: Instruction) -> float:
         """Returns the bytes of one run of an instruction."""
@@ -48,7 +44,7 @@ class Traffic:
         if x.opcode == "fusion":
             return self._fusion(x)
         result = x.shape.bytes
-        operands = [self._module.by_id[i].shape.bytes for i in x.operands]
+        operands = [self._by_id[i].shape.bytes for i in x.operands]
         moved = sum(operands) + result
         if x.opcode in _SELECTING:
             moved += result - operands[0]
@@ -70,14 +66,14 @@ class Traffic:
         return float(moved)
 
     def _fusion(self, x: Instruction) -> float:
-        body = self._module.computations[x.called[0]]
+        body = self._computations[x.called[0]]
         total = 0.0
         in_place: set[int] = set()
         for root in self._outputs(body):
-            update = self._behind(root)
-            if update.opcode in _UPDATES and self._behind(update, 0).opcode == "parameter":
+            update = self._behind(root.id)
+            if update.opcode in _UPDATES and self._behind(update.operands[0]).opcode == "parameter":
                 in_place.add(update.id)
-                total += sum(self._module.by_id[i].shape.bytes for i in _updates(update))
+                total += sum(self._by_id[i].shape.bytes for i in _updates(update))
             else:
                 total += root.shape.bytes
         needs = self._needs(body, in_place)
@@ -89,18 +85,17 @@ class Traffic:
 
     def _outputs(self, body: Computation) -> list[Instruction]:
         root = body.root
-        return [self._module.by_id[i] for i in root.operands] if root.opcode == "tuple" else [root]
+        return [self._by_id[i] for i in root.operands] if root.opcode == "tuple" else [root]
 
-    def _behind(self, x: Instruction, operand: int | None = None) -> Instruction:
-        """Returns the instruction whose values an instruction, or its operand, passes on."""
-        if operand is not None:
-            x = self._module.by_id[x.operands[operand]]
-        return self._behind(x, 0) if x.opcode in ("bitcast", "get-tuple-element") else x
+    def _behind(self, number: int) -> Instruction:
+        """Returns the instruction before bitcasts and elements of tuples."""
+        x = self._by_id[number]
+        return self._behind(x.operands[0]) if x.opcode in ("bitcast", "get-tuple-element") else x
 
     def _needs(self, body: Computation, in_place: set[int]) -> dict[int, float]:
-        """Returns the fraction of the elements of each instruction that the results need.
+        """Returns the needed fraction of each instruction's elements, by number. It may exceed 1.
 
-        Users that need fractions are taken to need different elements. It may exceed 1.
+        Several users of fractions are taken to need different elements.
         """
         needs: dict[int, float] = defaultdict(float)
         needs |= {root.id: 1.0 for root in self._outputs(body)}
@@ -113,18 +108,18 @@ class Traffic:
         return needs
 
     def _inner(self, x: Instruction) -> list[float]:
-        """Returns the fraction that a fusion within a fusion needs of each of its operands."""
-        body = self._module.computations[x.called[0]]
+        """Returns the needed fraction of each operand of a fusion within a fusion."""
+        body = self._computations[x.called[0]]
         needs = self._needs(body, set())
         parameters = [y for y in body.instructions if y.opcode == "parameter"]
         parameters.sort(key=lambda y: y.attributes.integer(9))
         return [min(needs[y.id], 1.0) for y in parameters]
 
     def _share(self, x: Instruction, i: int, need: float, in_place: bool) -> float:
-        """Returns the fraction of operand `i` that a fraction of a result needs."""
-        operand = self._module.by_id[x.operands[i]]
+        """Returns the needed fraction of operand `i` from that of the result."""
+        operand = self._by_id[x.operands[i]]
         if x.opcode in _UPDATES:
-            sizes = (self._module.by_id[number].shape.size for number in _updates(x))
+            sizes = (self._by_id[number].shape.size for number in _updates(x))
             updated = min(sum(sizes) / max(x.shape.size, 1), 1.0)
             if i:
                 return 1.0
@@ -139,5 +134,5 @@ class Traffic:
 
 
 def _updates(x: Instruction) -> tuple[int, ...]:
-    """Returns the operands that an update writes."""
+    """Returns the operands written by an update."""
     return x.operands[1:2] if x.opcode != "scatter" else x.operands[len(x.operands) // 2 + 1 :]

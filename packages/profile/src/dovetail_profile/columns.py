@@ -91,7 +91,8 @@ def scan(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Columns:
     Raises:
         Damaged: A field does not fit in its message.
     """
-    owners, numbers, values, ends = [], [], [], []
+    nothing = np.zeros(0, np.int64)
+    owners, numbers, values, ends = [nothing], [nothing], [nothing.view(np.uint64)], [nothing]
     owner, at, stop = np.arange(len(starts)), starts, stops
     while True:
         inside = at < stop
@@ -114,9 +115,6 @@ def scan(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Columns:
         numbers.append((tag >> np.uint64(3)).astype(np.int64))
         values.append(value)
         ends.append(end)
-    if not owners:
-        nothing = np.zeros(0, np.int64)
-        return Columns(nothing, nothing, nothing.view(np.uint64), nothing)
     return Columns(*map(np.concatenate, (owners, numbers, values, ends)))
 
 

@@ -19,12 +19,8 @@ from dovetail_profile.wire import Damaged, Message
 Kind = Literal["parameter", "output", "constant", "thread-local", "temporary"]
 
 DEVICE, HOST = 0, 5  # memory spaces of layouts
-_FLAGS: tuple[tuple[Kind, int], ...] = (
-    ("parameter", 5),
-    ("output", 7),
-    ("constant", 12),
-    ("thread-local", 3),
-)
+# Flags of an allocation, by kind.
+_FLAGS: Mapping[Kind, int] = {"parameter": 5, "output": 7, "constant": 12, "thread-local": 3}
 
 _ALLOC, _FREE = 0, 1  # kinds of events; 2 is to share the memory of another buffer
 
@@ -122,17 +118,14 @@ def assignment_of(module: Module) -> Assignment:
     at_peak = {x.integer(1): x.integers(2) for x in message.messages(5)}
     allocations = tuple(_allocation(x, buffers, at_peak) for x in message.messages(3))
     heaps: dict[int, list[Heap]] = {}
-    traces: set[bytes] = set()
     traced: set[int] = set()
-    for trace in message.views(4):
-        views = Message(trace).views(1)
-        key = b"".join(map(bytes, views))
-        if key and key not in traces:  # the parts of one heap repeat its trace
-            traces.add(key)
-            events = list(map(Message, views))
-            heap = _replayed(events, buffers)
-            traced.update(event.integer(2) for event in events)
-            heaps.setdefault(buffers[events[0].integer(2)].space, []).append(heap)
+    # The parts of one heap repeat its trace.
+    traces = dict.fromkeys(tuple(map(bytes, x.views(1))) for x in message.messages(4))
+    for trace in filter(None, traces):
+        events = [Message(memoryview(event)) for event in trace]
+        heap = _replayed(events, buffers)
+        traced.update(event.integer(2) for event in events)
+        heaps.setdefault(buffers[events[0].integer(2)].space, []).append(heap)
     for x in allocations:
         if x.kind == "temporary" and traced.isdisjoint(buffer.id for buffer in x.buffers):
             heap = Heap(sum(buffer.bytes for buffer in x.at_peak), x.at_peak)
@@ -156,7 +149,7 @@ def _allocation(
         peak = tuple(buffers[number] for number in at_peak.get(message.integer(1), ()))
     except KeyError as error:
         raise Damaged(f"an allocation holds buffer {error.args[0]}, which is absent") from None
-    kinds: list[Kind] = [kind for kind, flag in _FLAGS if message.integer(flag)]
+    kinds: list[Kind] = [kind for kind, flag in _FLAGS.items() if message.integer(flag)]
     return Allocation(
         bytes=message.integer(2),
         space=message.integer(8),

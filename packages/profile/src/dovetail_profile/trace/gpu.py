@@ -10,6 +10,7 @@ of a real GPU has been read yet. On encoded planes XProf 2.24.2 agrees on self t
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,18 +19,11 @@ from dovetail_profile.trace.operations import Operations
 from dovetail_profile.trace.space import Line, Plane, Stats
 
 PREFIX = "/device:GPU:"
-# Lines that a viewer derives; it may add " - from #" and a number.
-_DERIVED = (
-    "Steps",
-    "XLA Modules",
-    "XLA Ops",
-    "Async XLA Ops",
-    "Framework Name Scope",
-    "Framework Ops",
-    "Launch Stats",
-    "Source code",
+_DERIVED = re.compile(  # lines of viewers
+    "(Steps|XLA Modules|XLA Ops|Async XLA Ops|Framework Name Scope|Framework Ops|Launch Stats|"
+    "Source code)( - from #.*)?"
 )
-# One of these values says that an event is work of the device.
+# Each of these values marks an event as work of the device.
 _KERNEL = ("kernel_details", "cuda_graph_exec_id")
 _WORK = (*_KERNEL, "memcpy_details", "Memset_details", "hlo_op")
 
@@ -98,7 +92,7 @@ def kernels_of(planes: Sequence[tuple[int, Plane]]) -> Kernels:
 
 
 def _streams(plane: Plane) -> list[Line]:
-    return [line for line in plane.lines if line.name.split(" - from #")[0] not in _DERIVED]
+    return [line for line in plane.lines if not _DERIVED.fullmatch(line.name)]
 
 
 def _ordinal(plane: Plane) -> int:

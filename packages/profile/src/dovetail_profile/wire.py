@@ -44,7 +44,7 @@ def signed(value: int) -> int:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
-    """Yields number and value of each field: an unsigned integer or a view. Raises Damaged."""
+    """Yields number and value (unsigned integer or view) of each field. Raises Damaged."""
     for number, value, end in walk(data, 0, len(data)):
         yield number, data[value:end] if end else value
 

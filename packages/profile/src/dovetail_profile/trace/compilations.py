@@ -47,7 +47,7 @@ def load_compilations(trace: Path) -> tuple[Compilation, ...] | None:
     """Returns the compilations beside a trace file; None without such a file.
 
     Raises:
-        Damaged: `save_compilations` did not write the file so.
+        Damaged: The file has another format than that of `save_compilations`.
     """
     path = _beside(trace)
     if not path.is_file():

@@ -3,7 +3,8 @@
 """Work of GPUs: kernels, copies and whole command buffers on the streams of a plane.
 
 The plane `/device:GPU:0` has a line for each stream. Instruction, module and program of a kernel
-are values of its event. Allocations on the same lines are no work. Lines of viewers repeat it.
+are values of its event. Allocations on the same lines are no work. Lines of viewers repeat the
+kernels' time.
 
 Source of the names: XLA's `cupti_collector.cc`, `rocm_collector.cc`, `xplane_schema.cc`. No trace
 of a real GPU has been read yet. On encoded planes XProf 2.24.2 agrees on self times and launches.

@@ -88,9 +88,9 @@ def of_cpu(
     """Returns the runs of a host's threads as those of a CPU device.
 
     An event of an instruction ends as its thread leaves it. Other threads may still work on it. The
-    thread of the last share records an event "end: ", after it has run the users of the result. A
-    run lasts until that event or the first instruction before it on that thread, whichever is
-    first. A loop with a traced body keeps its event: the runs of the body are the rest.
+    thread to complete it records an event "end: ", but after it has run the users of the result. A
+    run lasts until that event or until the next instruction on that thread, whichever is first. A
+    loop with a traced body lasts as long as its event: the runs of the body are the rest.
 
     Args:
         lines: The threads.

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A profile: where time and memory went, asked of a trace."""
+"""A profile: time and memory of a trace, as tables."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -31,14 +31,14 @@ Result = TypeVar("Result")
 
 
 class Profile:
-    """The answers to a trace. Each is computed when it is first asked for, and kept.
+    """The tables of a trace. The first call of a method computes its table and keeps it.
 
     Args:
         recording: The trace, of one or several hosts.
 
     Attributes:
-        hosts: Names of the hosts that were traced.
-        warnings: What the trace lacks, and what to do about it.
+        hosts: Names of the traced hosts.
+        warnings: Gaps of the trace, with their remedies.
 
     Example:
 
@@ -63,17 +63,17 @@ class Profile:
         return self._kept(ops.ops, by)
 
     def steps(self) -> Table[steps.StepRow]:
-        """Returns the wall time of each step, divided. See `StepRow`."""
+        """Returns the wall time of each step, by activity. See `StepRow`."""
         return self._kept(steps.steps)
 
     def roofline(
         self, peaks: Peaks | None = None, *, by: roofline.By = "op"
     ) -> Table[roofline.RooflineRow]:
-        """Returns rates beside the limits of a device, by "op" or "scope". See `RooflineRow`."""
+        """Returns rates and their limits by "op" or "scope". See `RooflineRow`."""
         return self._kept(roofline.roofline, peaks, by=by)
 
     def annotations(self) -> Table[spans.AnnotationRow]:
-        """Returns latencies of the annotations of the program. See `AnnotationRow`."""
+        """Returns latencies of annotations of the program. See `AnnotationRow`."""
         return self._kept(spans.annotations)
 
     def memory(self, module: str) -> memory.Memory:
@@ -81,7 +81,7 @@ class Profile:
         return self._kept(memory.memory_named, module)
 
     def modules(self) -> Table[modules.ModuleRow]:
-        """Returns the programs that ran. See `ModuleRow`."""
+        """Returns the executed programs. See `ModuleRow`."""
         return self._kept(modules.modules)
 
     def graph(
@@ -92,8 +92,8 @@ class Profile:
         Args:
             module: Name of the program: "jit_train_step" or "train_step".
             around: Name of an instruction. None: the whole program.
-            depth: Steps from that instruction.
-            fused: Show what is inside of fusions too.
+            depth: Edges from `around` to the farthest instruction.
+            fused: Whether to show the bodies of fusions.
         """
         program, _ = program_named(self._recording, module)
         return graph.graph(program, around, depth=depth, fused=fused)
@@ -101,30 +101,29 @@ class Profile:
     def collectives(
         self, *, link_bytes_per_s: float | None = None
     ) -> Table[collectives.CollectiveRow]:
-        """Returns the collectives, as a fraction of a link if one is given. See `CollectiveRow`."""
+        """Returns the collectives. See `CollectiveRow`; `link_bytes_per_s` is of one device."""
         return self._kept(collectives.collectives, link_bytes_per_s=link_bytes_per_s)
 
     def suggestions(self, peaks: Peaks | None = None) -> Table[suggestions.Suggestion]:
-        """Returns what to change, and the time that it could save. See `Suggestion`."""
+        """Returns changes with the time each could save. See `Suggestion`."""
         return self._kept(suggestions.suggestions, peaks)
 
     def compiles(self) -> Table[compiles.CompileRow]:
-        """Returns what was traced, lowered and compiled, and why again. See `CompileRow`."""
+        """Returns the compilations, with reasons. See `CompileRow`."""
         return self._kept(compiles.compiles)
 
     def diff(self, after: "Profile") -> diff.DiffTable:
-        """Returns the changes from this profile to one of a later version of the program."""
+        """Returns the changes from this profile to that of a later version of the program."""
         return diff.diff(self._recording, after._recording)
 
     def save(self, path: str | os.PathLike[str], *, peaks: Peaks | None = None) -> Path:
         """Writes "report.html" (a page), "profile.json" (all tables) or "trace.json.gz".
 
-        The page needs the extra `report` and no other file. The trace is for Perfetto, which shows
-        operations and annotations on a line of time. An existing file is replaced once the new one
-        is whole.
+        The page needs the extra `report`, and no other file beside it. The trace is for Perfetto.
+        An existing file is replaced once the new one is whole.
 
         Args:
-            path: The file. Its suffix decides.
+            path: The file. Its suffix is the format.
             peaks: Limits of one device of the trace, for the roofline and suggestions.
 
         Returns:
@@ -134,7 +133,7 @@ class Profile:
             ValueError: The suffix is another one.
             ImportError: A page is asked for, and Plotly is missing.
         """
-        from dovetail_profile.page.save import save  # 10 ms that most programs never need
+        from dovetail_profile.page.save import save  # 10 ms of imports
 
         return save(path, self._recording, peaks=peaks)
 
@@ -144,7 +143,6 @@ class Profile:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """Returns a table, computed at the first call with these arguments."""
         key = (table, args, *kwargs.items())
         if key not in self._tables:
             self._tables[key] = table(self._recording, *args, **kwargs)

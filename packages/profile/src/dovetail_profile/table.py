@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A table: rows of one dataclass, printed for a person, and given as values to a program."""
+"""Tables: rows of one dataclass, as text, JSON and CSV."""
 
 import csv
 import dataclasses
@@ -8,7 +8,7 @@ import html
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar, overload
 
 Row = TypeVar("Row")
@@ -19,12 +19,12 @@ _WIDE = 60  # characters in a printed cell
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Table(Generic[Row]):
-    """Rows of one kind, in the order that answers the question.
+    """Rows of one kind.
 
     Attributes:
-        kind: The frozen dataclass of the rows. Names of its fields are the columns, with units.
+        kind: The dataclass of the rows. Its fields are the columns; their names have the units.
         rows: The rows.
-        notes: Sentences that the reader of the numbers has to know.
+        notes: Limits of the numbers, in sentences.
     """
 
     kind: type[Row]
@@ -56,51 +56,44 @@ class Table(Generic[Row]):
 
     def where(self, column: str, value: Any) -> "Table[Row]":
         """Returns the rows with a value in a column. KeyError for another column."""
-        self._check(column)
-        rows = tuple(row for row in self.rows if getattr(row, column) == value)
-        return dataclasses.replace(self, rows=rows)
+        pairs = zip(self.rows, self.column(column), strict=True)
+        return dataclasses.replace(self, rows=tuple(row for row, x in pairs if x == value))
 
     def column(self, name: str) -> list[Any]:
         """Returns the values of a column. KeyError for another column."""
-        self._check(name)
+        if name not in self.columns:
+            raise KeyError(f"a column must be one of {', '.join(self.columns)}, got {name!r}")
         return [getattr(row, name) for row in self.rows]
 
-    def _check(self, column: str) -> None:
-        if column not in self.columns:
-            raise KeyError(f"a column must be one of {', '.join(self.columns)}, got {column!r}")
-
     def to_json(self) -> str:
-        """Returns a JSON array of objects, one for each row.
-
-        What is unknown is null, and so is what JSON has no number for (NaN, infinity).
-        """
+        """Returns a JSON array with an object for each row. None, NaN and infinity are null."""
         rows = [{name: _finite(getattr(row, name)) for name in self.columns} for row in self.rows]
         return json.dumps(rows, allow_nan=False)
 
     def to_csv(self) -> str:
-        """Returns lines of values separated by commas, the first with the names of the columns."""
+        """Returns the rows as CSV, after a line with the names of the columns."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows([getattr(row, name) for name in self.columns] for row in self.rows)
+        writer.writerows(zip(*map(self.column, self.columns), strict=True))
         return text.getvalue()
 
     def __repr__(self) -> str:
-        """The first rows as text, which a console shows."""
-        shown = self.rows[:_SHOWN]
-        cells = [[_cell(getattr(row, name)) for name in self.columns] for row in shown]
-        numeric = [_is_numeric(self.rows, name) for name in self.columns]
-        lines = _aligned([list(self.columns), *cells], numeric)
+        """The first rows as aligned text, and the notes."""
+        columns = []
+        for name in self.columns:
+            values = self.column(name)
+            cells = [name, *map(_cell, values[:_SHOWN])]
+            width = max(map(len, cells))
+            numeric = all(isinstance(value, int | float | None) for value in values)
+            columns.append([x.rjust(width) if numeric else x.ljust(width) for x in cells])
+        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
         if len(self.rows) > _SHOWN:
             lines.append(f"... and {len(self.rows) - _SHOWN} more")
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
-
-
-def _is_numeric(rows: Sequence[Any], name: str) -> bool:
-    return all(isinstance(getattr(row, name), int | float | None) for row in rows)
 
 
 def _finite(value: Any) -> Any:
@@ -126,14 +119,3 @@ def _number(value: float) -> str:
     if size >= 1e9 or 0 < size < 5e-4:
         return f"{value:.3g}"
     return f"{value:,.3f}" if size < 10 else f"{value:,.0f}"
-
-
-def _aligned(cells: list[list[str]], numeric: list[bool]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in cells
-    ]

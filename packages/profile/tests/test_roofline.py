@@ -71,7 +71,7 @@ def test_a_scope_takes_at_least_the_times_of_its_instructions(product, copy):
     runs = [(1, product[1], 0, 500), (2, copy[1], 500, 100)]
     recording = recorded({1: product[0], 2: copy[0]}, runs)
     (row,) = roofline(recording, PEAKS, by="scope")
-    assert (row.name, row.self_us, row.flops) == ("", 600, FLOPS)
+    assert (row.name, row.scope, row.self_us, row.flops) == ("(no scope)", "", 600, FLOPS)
     assert row.fraction == pytest.approx((BYTES + 8 * M * K) / 1e8 / 600e-6)
     rows = roofline(recording, PEAKS)
     assert rows.column("self_us") == [500, 100]

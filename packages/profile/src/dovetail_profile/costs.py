@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of a compiled program that never ran."""
+"""Costs of a compiled program, without a run."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail_profile._compat import module_of_compiled
 from dovetail_profile.program.cost import Cost, Costs, Loops
 from dovetail_profile.table import Table
+from dovetail_profile.tables.work import scaled
 
 if TYPE_CHECKING:
     import jax
@@ -20,15 +21,11 @@ class CostRow:
     """The cost of an instruction in one run of the program, on one device.
 
     Attributes:
-        instruction: Its name in the HLO.
-        opcode: As in HLO's text.
-        source: File and line.
-        scope: The module path.
+        instruction, opcode: As in HLO's text.
+        source, scope: File and line, and module path.
         executions: Runs of the instruction: the product of the rounds of the loops around it.
-        exact: False if a loop around it has unknown rounds, counted as one, or if it runs only in
-            one branch of a conditional.
-        flops: Floating-point operations of all its runs; None if there is no rule.
-        bytes: Bytes that all its runs read and write; None likewise.
+        exact: False in a loop of unknown rounds, counted as one, and in a branch of a conditional.
+        flops, bytes: FLOPs and bytes moved in all runs; None without a rule.
         transcendentals: Exponentials, logarithms, roots and the like; None likewise.
         intensity: FLOPs per byte; None likewise, or if no bytes move.
     """
@@ -48,20 +45,20 @@ class CostRow:
 def costs(compiled: "jax.stages.Compiled", *, loops: Loops = "counted") -> Table[CostRow]:
     """Returns FLOPs and bytes of the instructions of a compiled program, the most FLOPs first.
 
-    They are counted from the optimized HLO, so that the devices may be absent. Instructions that
-    neither compute nor move bytes have no row.
+    They come from the optimized HLO; the devices may be absent. Instructions without any cost have
+    no row.
 
     Args:
         compiled: From `jax.jit(f).lower(...).compile()`.
-        loops: "counted" multiplies by the rounds of loops, where they are known. "once" counts the
-            body of a loop once, as `compiled.cost_analysis()` does.
+        loops: "counted" multiplies by the known rounds of loops. "once" counts the body of a loop
+            once, as `compiled.cost_analysis()` does.
 
     Returns:
-        A row for each instruction. The notes name what has no FLOP count.
+        A row for each instruction. The notes name opcodes without a FLOP count.
 
     Raises:
-        TypeError: `compiled` is something else. The text says what to write.
-        ValueError: `loops` is another word.
+        TypeError: `compiled` is no compiled program.
+        ValueError: `loops` has another value.
 
     Example:
 
@@ -82,10 +79,6 @@ def costs(compiled: "jax.stages.Compiled", *, loops: Loops = "counted") -> Table
             if cost == _NOTHING:
                 continue
             count = runs if loops == "counted" else 1
-            flops, moved, transcendentals = (
-                None if n is None else n * count
-                for n in (cost.flops, cost.bytes, cost.transcendentals)
-            )
             rows.append(
                 CostRow(
                     instruction=x.name,
@@ -94,9 +87,9 @@ def costs(compiled: "jax.stages.Compiled", *, loops: Loops = "counted") -> Table
                     scope=x.scope,
                     executions=count,
                     exact=exact,
-                    flops=flops,
-                    bytes=moved,
-                    transcendentals=transcendentals,
+                    flops=scaled(cost.flops, count),
+                    bytes=scaled(cost.bytes, count),
+                    transcendentals=scaled(cost.transcendentals, count),
                     intensity=cost.intensity,
                 )
             )

@@ -1,15 +1,16 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of annotations of a host: dispatch, compilation, or a name that a user gave.
+"""The kinds of annotations of a host: dispatch, compilation, or the traced program's own.
 
-The trace marks them all alike. Names tell them apart: JAX and XLA have few that can stand outside
-a call of a program, and everything inside such a call is theirs.
+Only names tell them apart. JAX and XLA have few names outside calls of programs; everything inside
+such a call is theirs.
 """
 
 import re
 
 import numpy as np
 
+from dovetail_profile.tables.intervals import intervals
 from dovetail_profile.trace.operations import union_ps
 from dovetail_profile.trace.spans import Spans
 
@@ -28,44 +29,39 @@ _OTHER = re.compile(
 
 
 def calls(spans: Spans) -> np.ndarray:
-    """Returns a mask of calls that send work or data to devices: bool [spans]."""
+    """Returns a mask of calls sending work or data to devices: bool [spans]."""
     return _matching(spans, _CALL)
 
 
 def compiles(spans: Spans) -> np.ndarray:
-    """Returns a mask of compilations, and of calls that compiled first: bool [spans]."""
+    """Returns a mask of compilations, and of calls with one inside: bool [spans]."""
     compiled, called = _matching(spans, _COMPILE), calls(spans)
     holds = np.zeros(len(spans), bool)
     for lane in np.unique(spans.lane[compiled]):
         starts = np.sort(spans.start_ps[compiled & (spans.lane == lane)])
         at = np.flatnonzero(called & (spans.lane == lane))
-        start, stop = spans.start_ps[at], spans.start_ps[at] + spans.duration_ps[at]
+        start, stop = intervals(spans, at)
         holds[at] = np.searchsorted(starts, start) < np.searchsorted(starts, stop)
     return compiled | holds
 
 
 def of_user(spans: Spans) -> np.ndarray:
-    """Returns a mask of annotations of the traced program, and of its libraries: bool [spans].
+    """Returns a mask of annotations of the traced program and its libraries: bool [spans].
 
-    They have a name that neither JAX, XLA nor the tracer of Python gives, on a thread that is not
-    XLA's, outside of calls of compiled functions.
+    These are outside calls of compiled functions and threads of XLA, under a name unknown to JAX,
+    XLA and the tracer of Python.
     """
-    pools = np.array([name.startswith("tf_") for name in spans.lanes], bool)
+    pools = [i for i, name in enumerate(spans.lanes) if name.startswith("tf_")]
     inner = compiles(spans) | calls(spans)
-    known = inner | _matching(spans, _OTHER)
-    if len(pools):
-        known |= pools[spans.lane]
+    known = inner | _matching(spans, _OTHER) | np.isin(spans.lane, pools)
     for lane in np.unique(spans.lane[~known]):
-        outer = inner & (spans.lane == lane)
-        if not outer.any():
-            continue
-        starts, stops = union_ps(spans.start_ps[outer], (spans.start_ps + spans.duration_ps)[outer])
+        starts, stops = union_ps(*intervals(spans, inner & (spans.lane == lane)))
         at = np.flatnonzero(~known & (spans.lane == lane))
-        place = np.searchsorted(starts, spans.start_ps[at], side="right") - 1
-        known[at] = (place >= 0) & (spans.start_ps[at] < stops[place])
+        place = np.searchsorted(starts, spans.start_ps[at], side="right")
+        known[at] = (place > 0) & (spans.start_ps[at] < np.append(0, stops)[place])
     return ~known
 
 
 def _matching(spans: Spans, pattern: re.Pattern[str]) -> np.ndarray:
-    names = np.array([bool(pattern.fullmatch(name)) for name in spans.names], bool)
-    return names[spans.code] if len(names) else np.zeros(len(spans), bool)
+    codes = [i for i, name in enumerate(spans.names) if pattern.fullmatch(name)]
+    return np.isin(spans.code, codes)

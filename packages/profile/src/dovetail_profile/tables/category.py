@@ -1,9 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Categories of instructions: a small set of kinds of work.
+"""Categories of instructions, by opcode.
 
-The opcode decides. A fusion has the dearest kind in its body, a custom call that of the library
-function or kernel that it names.
+A fusion has the dearest category in its body, a custom call that of its library function or kernel.
 """
 
 import functools

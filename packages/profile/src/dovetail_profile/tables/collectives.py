@@ -1,8 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives: the bytes they send, their time, and the part of it that other work hides."""
+"""Collectives: bytes sent, time, and the time hidden behind other work."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,13 @@ from dovetail_profile.program.collective import Collective, collectives_of
 from dovetail_profile.program.cost import Costs
 from dovetail_profile.program.module import Module
 from dovetail_profile.table import Table
-from dovetail_profile.trace.operations import Operations, union_ps
+from dovetail_profile.tables.intervals import NONE, Intervals, before_ps, busy, intervals
+from dovetail_profile.tables.work import ratio, scaled
+from dovetail_profile.trace.operations import Operations
 from dovetail_profile.trace.recording import Recording
 
 if TYPE_CHECKING:
     import jax
-
-Spans = tuple[np.ndarray, np.ndarray]  # int64 [spans] starts and stops, ordered and apart
 
 _CONTAINERS = ("while", "call", "conditional")  # they last as long as what they run
 
@@ -30,18 +31,14 @@ class CollectiveRow:
     Attributes:
         op: The instruction.
         kind: "all-reduce", "all-gather" and so on, also of a pair of start and done.
-        source: File and line.
-        scope: The module path.
-        program: Name of the program.
-        group_size: Devices that exchange data; None if the program does not say.
-        groups: Number of such groups; None likewise.
-        bytes: Bytes that a device has to send in a call, at least, by the formulas in
+        source, scope, program: File and line, module path, name of the program.
+        group_size, groups: Devices in a group, number of groups; None if the program does not say.
+        bytes: Least number of bytes sent by a device in a call, by the formulas in
             `program.collective`; None likewise.
-        calls: Number of calls. Of a program that never ran, on one device in one run; a loop
-            counts once if its rounds are not known.
+        calls: Number of calls. Without a trace: on one device in one run, where a loop of unknown
+            rounds counts once.
         time_us: From the start to the end, with the wait for other devices; None if none ran.
-        hidden_us: The part of it in which the device does other work; None likewise.
-        exposed_us: The rest; None likewise.
+        hidden_us, exposed_us: `time_us` with and without other work on the device; None likewise.
         bytes_per_s: Bytes over time, the mean of a device; None if one is not known.
         link_fraction: `bytes_per_s` as a fraction of the link; None if that is not given.
     """
@@ -65,15 +62,13 @@ class CollectiveRow:
 def collectives(
     program: "Recording | jax.stages.Compiled", *, link_bytes_per_s: float | None = None
 ) -> Table[CollectiveRow]:
-    """Returns the collectives of a trace, or of a compiled program that never ran.
+    """Returns the collectives of a trace or of a compiled program, the most exposed time first.
+
+    Equal collectives of programs of one name share a row.
 
     Args:
-        program: A recording, or a compiled program: its collectives have no times.
-        link_bytes_per_s: Bytes that a device can send in a second.
-
-    Returns:
-        Equal collectives of programs of one name share a row. The one with the most exposed time
-        comes first.
+        program: A recording, or a compiled program, without times then.
+        link_bytes_per_s: Rate of the link of a device.
     """
     if isinstance(program, Recording):
         rows = _rows(program, link_bytes_per_s)
@@ -94,11 +89,10 @@ def collectives(
 
 
 def _rows(recording: Recording, link: float | None) -> list[CollectiveRow]:
-    times, sums = _times(recording), {}
+    times, sums = _times(recording), defaultdict(lambda: np.zeros(3, np.int64))
     for key, module in recording.modules.items():
         for x in collectives_of(module):
-            row, nothing = _row(module, x), np.zeros(3, np.int64)
-            sums[row] = sums.get(row, nothing) + times.get((*key, x.start.name), nothing)
+            sums[_row(module, x)] += times.get((*key, x.start.name), 0)
     return [_timed(row, values, link) for row, values in sums.items()]
 
 
@@ -119,7 +113,7 @@ def _timed(row: CollectiveRow, values: np.ndarray, link: float | None) -> Collec
     calls, time_ps, hidden_ps = values.tolist()
     if not calls:
         return row
-    rate = row.bytes * calls / time_ps * 1e12 if row.bytes is not None and time_ps else None
+    rate = ratio(scaled(row.bytes, calls), time_ps / 1e12)
     return dataclasses.replace(
         row,
         calls=calls,
@@ -127,7 +121,7 @@ def _timed(row: CollectiveRow, values: np.ndarray, link: float | None) -> Collec
         hidden_us=hidden_ps / 1e6,
         exposed_us=(time_ps - hidden_ps) / 1e6,
         bytes_per_s=rate,
-        link_fraction=rate / link if rate is not None and link else None,
+        link_fraction=ratio(rate, link),
     )
 
 
@@ -144,67 +138,40 @@ def _times(recording: Recording) -> dict[tuple[int, int, str], np.ndarray]:
         apart.update((*key, y.name) for y in containers)
     if not pairs or not len(runs):
         return {}
-    of = {
+    places = {
         (int(runs.host[at[0]]), int(runs.program[at[0]]), runs.names[runs.code[at[0]]]): at
         for at in _equal(runs.code, runs.program, runs.host)
     }
     is_work = np.ones(len(runs), bool)
-    for name in apart & of.keys():
-        is_work[of[name]] = False
-    work = _work(runs.select(is_work))
-    times = {}
-    for (host, number, name), done in pairs.items():
-        at = of.get((host, number, name))
-        if at is not None:
-            ends = of.get((host, number, done or ""))
-            dones = None if ends is None else runs.select(ends)
-            times[host, number, name] = _time(runs.select(at), dones, work)
+    for key in apart & places.keys():
+        is_work[places[key]] = False
+    work, nothing, times = busy(runs.select(is_work)), np.zeros(0, np.int64), {}
+    for key in pairs.keys() & places.keys():
+        dones = runs.select(places.get((*key[:2], pairs[key] or ""), nothing))
+        times[key] = _time(runs.select(places[key]), dones, work)
     return times
 
 
-def _work(runs: Operations) -> dict[tuple[int, int], Spans]:
-    """Returns the time in which each device of each host works."""
-    work = {}
-    for at in _equal(runs.device, runs.host):
-        spans = union_ps(runs.start_ps[at], (runs.start_ps + runs.duration_ps)[at])
-        work[int(runs.host[at[0]]), int(runs.device[at[0]])] = spans
-    return work
-
-
 def _equal(*columns: np.ndarray) -> list[np.ndarray]:
-    """Returns the places of rows that are equal in all columns, as one array for each value."""
+    """Returns the indices of equal rows, an array for each."""
     order = np.lexsort(columns)
-    changes = np.zeros(max(len(order) - 1, 0), bool)
-    for column in columns:
-        changes |= np.diff(column[order]) != 0
-    return np.split(order, 1 + np.flatnonzero(changes)) if len(order) else []
+    changes = np.any([np.diff(column[order]) for column in columns], axis=0)
+    return np.split(order, 1 + np.flatnonzero(changes))
 
 
 def _time(
-    starts: Operations, dones: Operations | None, work: Mapping[tuple[int, int], Spans]
+    starts: Operations, dones: Operations, work: Mapping[tuple[int, int], Intervals]
 ) -> np.ndarray:
     """Returns the calls of a collective, their time and the hidden time."""
     values = np.zeros(3, np.int64)
-    idle = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for device in np.unique(starts.device).tolist():
-        mine = starts.device == device
-        order = np.argsort(starts.start_ps[mine])
-        start = starts.start_ps[mine][order]
-        stop = start + starts.duration_ps[mine][order]
-        if dones is not None:
-            ends = np.sort((dones.start_ps + dones.duration_ps)[dones.device == device])
-            # A call ends with the last wait before the next call.
-            last = np.searchsorted(ends, np.append(start[1:], np.iinfo(np.int64).max)) - 1
-            stop = np.maximum(stop, np.append(ends, 0)[last])
-        spans = work.get((int(starts.host[0]), device), idle)
-        hidden = _before(spans, stop) - _before(spans, start)
+        at = np.flatnonzero(starts.device == device)
+        start, stop = intervals(starts, at[np.argsort(starts.start_ps[at])])
+        ends = np.sort(intervals(dones, dones.device == device)[1])
+        # A call ends with the last wait before the next call.
+        last = np.searchsorted(ends, np.append(start[1:], np.iinfo(np.int64).max)) - 1
+        stop = np.maximum(stop, np.append(ends, 0)[last])
+        union = work.get((int(starts.host[0]), device), NONE)
+        hidden = before_ps(union, stop) - before_ps(union, start)
         values += (len(start), (stop - start).sum(), hidden.sum())
     return values
-
-
-def _before(spans: Spans, at: np.ndarray) -> np.ndarray:
-    """Returns the time that spans, ordered and apart, cover before each of some times."""
-    first, last = spans
-    covered = np.append(0, np.cumsum(last - first))
-    i = np.searchsorted(first, at, side="right")
-    return covered[i] - np.maximum(np.append(0, last)[i] - at, 0) * (i > 0)

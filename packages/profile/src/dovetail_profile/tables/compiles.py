@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The compile log: functions that were traced, lowered and compiled, how long, and why again."""
+"""The compile log: functions with the time of each stage and the reason of a repetition."""
 
 import dataclasses
 import re
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dovetail_profile.table import Table
+from dovetail_profile.tables.work import scaled
 from dovetail_profile.trace.recording import Recording
 from dovetail_profile.trace.selection import start_ps
 from dovetail_profile.trace.spans import Spans
@@ -28,7 +29,7 @@ _Stage = tuple[int, int, str]  # start and length in picoseconds, and its name
 
 @dataclasses.dataclass(frozen=True)
 class CompileRow:
-    """One way of a function to a program. A stage that did not happen, or is unknown, is None.
+    """A compilation of a function. None: the stage did not happen, or is unknown.
 
     Attributes:
         function: The function; from a trace alone it may be the program: "jit_f".
@@ -36,7 +37,7 @@ class CompileRow:
         start_us: Begin, after the start of the trace.
         trace_us: Time of tracing Python.
         lower_us: Time of lowering to StableHLO.
-        compile_us: Time of XLA, or of what replaced it.
+        compile_us: Time of XLA, or of its replacement.
         retrieval_us: Time of reading it from the persistent cache.
         reason: Difference to the calls before, as JAX explains it; empty if it did not.
         caller: File, line and function of the call.
@@ -49,15 +50,15 @@ class CompileRow:
     lower_us: float | None
     compile_us: float | None
     retrieval_us: float | None
-    reason: str
-    caller: str
+    reason: str = ""
+    caller: str = ""
 
 
 def compiles(recording: Recording) -> Table[CompileRow]:
     """Returns the compilations of all hosts in the order of time.
 
-    A capture knows them from JAX itself. Of a trace without its log, annotations on the threads
-    give less: no times of tracing and no reasons.
+    A capture has a log of JAX's own. Otherwise they come from annotations on the threads, without
+    times of tracing and reasons.
     """
     rows: list[CompileRow] = []
     notes: tuple[str, ...] = ()
@@ -72,10 +73,10 @@ def compiles(recording: Recording) -> Table[CompileRow]:
                     function=each.function,
                     host=name,
                     start_us=start_ps(recording, host, each.start_s) / 1e6,
-                    trace_us=_us(each.trace_s),
-                    lower_us=_us(each.lower_s),
-                    compile_us=_us(each.compile_s),
-                    retrieval_us=_us(each.retrieval_s),
+                    trace_us=scaled(each.trace_s, 1e6),
+                    lower_us=scaled(each.lower_s, 1e6),
+                    compile_us=scaled(each.compile_s, 1e6),
+                    retrieval_us=scaled(each.retrieval_s, 1e6),
                     reason=each.reason,
                     caller=each.caller,
                 )
@@ -83,16 +84,15 @@ def compiles(recording: Recording) -> Table[CompileRow]:
     return Table(CompileRow, tuple(sorted(rows, key=lambda row: row.start_us)), notes)
 
 
-def _us(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e6
-
-
 def _of_spans(spans: Spans, host: int, name: str) -> list[CompileRow]:
-    """Returns the compilations that annotations of a host show, thread by thread."""
+    """Returns the compilations among the annotations of a host, thread by thread."""
     spans = spans.select(spans.host == host)
     client = _COMPILE if spans.named(*_COMPILE).any() else _CLIENT
-    masks = {"lower": spans.named(*_LOWER), "compile": spans.named(*client)}
-    masks["retrieval"] = spans.named(*_RETRIEVE)
+    masks = {
+        "lower": spans.named(*_LOWER),
+        "compile": spans.named(*client),
+        "retrieval": spans.named(*_RETRIEVE),
+    }
     rows = []
     for lane in np.unique(spans.lane[np.logical_or.reduce(list(masks.values()))]).tolist():
         thread = spans.lane == lane
@@ -101,29 +101,25 @@ def _of_spans(spans: Spans, host: int, name: str) -> list[CompileRow]:
             for stage, mask in masks.items()
             for i in np.flatnonzero(mask & thread)
         ]
-        for group in _grouped(sorted(stages)):
+        for group in _compilations(sorted(stages)):
             names = (_function(spans, thread, start, start + size) for start, size, _ in group)
             us = {stage: size / 1e6 for _, size, stage in group}
-            function = next(filter(None, names), "")
-            start = group[0][0] / 1e6
             rows.append(
                 CompileRow(
-                    function,
-                    name,
-                    start,
-                    None,
-                    us.get("lower"),
-                    us.get("compile"),
-                    us.get("retrieval"),
-                    "",
-                    "",
+                    function=next(filter(None, names), ""),
+                    host=name,
+                    start_us=group[0][0] / 1e6,
+                    trace_us=None,
+                    lower_us=us.get("lower"),
+                    compile_us=us.get("compile"),
+                    retrieval_us=us.get("retrieval"),
                 )
             )
     return rows
 
 
-def _grouped(stages: Iterable[_Stage]) -> list[list[_Stage]]:
-    """Returns the stages of each compilation: a lowering, and what comes before the next one."""
+def _compilations(stages: Iterable[_Stage]) -> list[list[_Stage]]:
+    """Returns the stages of each compilation: a lowering, and the rest before the next one."""
     groups: list[list[_Stage]] = []
     for stage in stages:
         if not groups or stage[2] == "lower" or groups[-1][-1][2] != "lower":
@@ -133,7 +129,7 @@ def _grouped(stages: Iterable[_Stage]) -> list[list[_Stage]]:
 
 
 def _function(spans: Spans, thread: np.ndarray, start: int, stop: int) -> str:
-    """Returns the function whose call a span is within, or the program that passes run on in it."""
+    """Returns the function called around a span, or the program of compiler passes within it."""
     stops = spans.start_ps + spans.duration_ps
     around = thread & (spans.start_ps <= start) & (stops >= stop)
     within = (spans.start_ps >= start) & (stops <= stop)

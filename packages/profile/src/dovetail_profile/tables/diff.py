@@ -1,19 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two recordings of one program before and after a change, instruction by instruction.
+"""Two recordings of a program, before and after a change.
 
-Numbers in names change with each compilation. An instruction is known by its program, opcode, line
-of source, module path and shapes; what is left is matched without the line, which moves when the
-file is edited. Times are per step, so that recordings of different lengths compare.
+Numbers in names change with each compilation. Instructions match by program, opcode, line of
+source, module path and shapes, the rest without the line. Times are per step.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 
 from dovetail_profile.table import Table
 from dovetail_profile.tables.modules import wall_times
 from dovetail_profile.tables.steps import marks_of
-from dovetail_profile.tables.work import Work, work_of
+from dovetail_profile.tables.work import Work, grouped, ratio, work_of
 from dovetail_profile.trace.recording import Recording
 
 
@@ -22,14 +21,11 @@ class DiffRow:
     """Instructions of one identity, before and after.
 
     Attributes:
-        name: One of the instructions, as it is called after; before, if there is none after.
-        opcode: As in HLO's text.
-        source: File and line.
-        scope: The module path.
-        shape: The shape of the result.
-        before_us: Self time of a step; None if there was no such instruction.
-        after_us: Likewise.
-        delta_us: What it costs more.
+        name: One of the instructions after, else of those before.
+        opcode, shape: As in HLO's text.
+        source, scope: File and line, and module path.
+        before_us, after_us: Self time of a step; None if there was no such instruction.
+        delta_us: The increase.
         ratio: After over before; None if one of them is None or before is 0.
     """
 
@@ -49,35 +45,31 @@ class DiffTable(Table[DiffRow]):
     """The rows, largest change first. Deltas add up to `after_us` - `before_us`.
 
     Attributes:
-        before_us: Self time of a step, all instructions.
-        after_us: Likewise.
+        before_us, after_us: Self time of a step, all instructions.
     """
 
     before_us: float = 0.0
     after_us: float = 0.0
 
     def regressions(self, fraction: float) -> Table[DiffRow]:
-        """Returns the rows that grew, largest first, if the total grew by more than a fraction.
-
-        Otherwise the table is empty.
-        """
+        """Returns growing rows, largest first; none unless the total grew by over a fraction."""
         grew = self.after_us > self.before_us * (1 + fraction)
         rows = tuple(row for row in self.rows if row.delta_us > 0) if grew else ()
         return Table(DiffRow, tuple(sorted(rows, key=lambda row: -row.delta_us)), self.notes)
 
 
 def diff(before: Recording, after: Recording) -> DiffTable:
-    """Returns the changes from one recording to another, largest first.
+    """Returns the changes between recordings, largest first.
 
-    Times are per step. If one of the recordings has no steps, they are per run of the program.
+    Without steps in one of them, times are per run of the program.
     """
     by_step = all(_steps(recording) for recording in (before, after))
     old, new = (_times(recording, by_step) for recording in (before, after))
     rows = []
     for key in (_full, _unlined):
         rows += _matched(old, new, key)
-    rows += [_row(group, None) for group in _groups(old, _full).values()]
-    rows += [_row(None, group) for group in _groups(new, _full).values()]
+    rows += [_row(group, []) for group in grouped(old, _full).values()]
+    rows += [_row([], group) for group in grouped(new, _full).values()]
     rows.sort(key=lambda row: -abs(row.delta_us))
     unit = "step" if by_step else "run of its program"
     totals = [sum(row.before_us or 0.0 for row in rows), sum(row.after_us or 0.0 for row in rows)]
@@ -103,11 +95,13 @@ def _times(recording: Recording, by_step: bool) -> list[_Timed]:
     ]
 
 
-def _full(work: Work) -> Hashable:
-    return (*_unlined(work), work.frame and (work.frame.file, work.frame.line))
+def _full(timed: _Timed) -> Hashable:
+    frame = timed[0].frame
+    return (*_unlined(timed), frame and (frame.file, frame.line))
 
 
-def _unlined(work: Work) -> tuple[Hashable, ...]:
+def _unlined(timed: _Timed) -> tuple[Hashable, ...]:
+    work = timed[0]
     if work.instruction is None or work.module is None:
         return work.program, work.name
     by_id = work.module.by_id
@@ -116,29 +110,20 @@ def _unlined(work: Work) -> tuple[Hashable, ...]:
     return work.program_name, work.opcode, work.scope, shapes
 
 
-def _groups(
-    timed: Sequence[_Timed], key: Callable[[Work], Hashable]
-) -> dict[Hashable, list[_Timed]]:
-    groups: dict[Hashable, list[_Timed]] = {}
-    for pair in timed:
-        groups.setdefault(key(pair[0]), []).append(pair)
-    return groups
-
-
 def _matched(
-    old: list[_Timed], new: list[_Timed], key: Callable[[Work], Hashable]
+    old: list[_Timed], new: list[_Timed], key: Callable[[_Timed], Hashable]
 ) -> list[DiffRow]:
     """Returns rows of the identities on both sides, and takes their work from the lists."""
-    before, after = _groups(old, key), _groups(new, key)
+    before, after = grouped(old, key), grouped(new, key)
     both = before.keys() & after.keys()
     for timed in (old, new):
-        timed[:] = [pair for pair in timed if key(pair[0]) not in both]
+        timed[:] = [pair for pair in timed if key(pair) not in both]
     return [_row(before[identity], after[identity]) for identity in both]
 
 
-def _row(before: list[_Timed] | None, after: list[_Timed] | None) -> DiffRow:
-    work = max(after or before or [], key=lambda pair: pair[1])[0]
-    old, new = (None if side is None else sum(us for _, us in side) for side in (before, after))
+def _row(before: list[_Timed], after: list[_Timed]) -> DiffRow:
+    work = max(after or before, key=lambda pair: pair[1])[0]
+    old, new = (sum(us for _, us in side) if side else None for side in (before, after))
     return DiffRow(
         name=work.name,
         opcode=work.opcode,
@@ -148,5 +133,5 @@ def _row(before: list[_Timed] | None, after: list[_Timed] | None) -> DiffRow:
         before_us=old,
         after_us=new,
         delta_us=(new or 0.0) - (old or 0.0),
-        ratio=new / old if old and new is not None else None,
+        ratio=ratio(new, old),
     )

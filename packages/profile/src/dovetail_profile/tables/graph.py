@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a program: its instructions, and the values that pass between them."""
+"""The graph of a program: instructions and their operands."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dovetail_profile.program.module import Computation, Instruction, Module
 from dovetail_profile.table import Table
 from dovetail_profile.tables.named import no_such
+from dovetail_profile.tables.work import grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +16,10 @@ class NodeRow:
     """An instruction.
 
     Attributes:
-        name: Its name.
-        opcode: As in HLO's text.
-        shape: Of its result.
-        source: File and line.
-        scope: The module path.
-        computation: The computation that it belongs to.
-        folded: Number of instructions in its body that are not shown.
+        name, computation: Its name and that of its computation.
+        opcode, shape: As in HLO's text.
+        source, scope: File and line, and module path.
+        folded: Number of hidden instructions in its body.
     """
 
     name: str
@@ -35,13 +33,12 @@ class NodeRow:
 
 @dataclasses.dataclass(frozen=True)
 class EdgeRow:
-    """A value that passes from one instruction to another.
+    """A value, passed from one instruction to another.
 
     Attributes:
-        producer: The instruction that has it as result.
-        consumer: The instruction that takes it as operand, or returns it: "call".
-        kind: "operand"; or "call", from the result of a computation to the instruction that
-            calls it.
+        producer: The instruction with this result.
+        consumer: The instruction with this operand; of a "call", the caller.
+        kind: "operand"; or "call", from the root of a computation to its caller.
         bytes: Size of the value.
     """
 
@@ -65,10 +62,8 @@ class Graph:
 
     def dot(self) -> str:
         """Returns the graph in the DOT language, with a frame for each computation."""
-        frames: dict[str, list[NodeRow]] = {}
-        for node in self.nodes:
-            frames.setdefault(node.computation, []).append(node)
         lines = ["digraph {", "  node [shape=box];"]
+        frames = grouped(self.nodes, lambda node: node.computation)
         for i, (name, nodes) in enumerate(frames.items()):
             lines += [f"  subgraph cluster_{i} {{", f"    label={_quoted(name)};"]
             for node in nodes:
@@ -82,18 +77,18 @@ class Graph:
         return "\n".join([*lines, "}"]) + "\n"
 
     def __str__(self) -> str:
-        operands: dict[str, list[str]] = {}
-        for edge in self.edges:
-            text = f"result of {edge.producer}" if edge.kind == "call" else edge.producer
-            operands.setdefault(edge.consumer, []).append(text)
-        lines, last = [], None
-        for node in self.nodes:
-            if node.computation != last:
-                lines.append(f"{node.computation}:")
-                last = node.computation
-            call = f"{node.opcode}({', '.join(operands.get(node.name, ()))})"
-            places = " ".join(filter(None, (node.scope, node.source)))
-            lines.append(f"  {node.name} = {node.shape} {call}" + (f"  # {places}" * bool(places)))
+        edges = grouped(self.edges, lambda edge: edge.consumer)
+        lines = []
+        for name, nodes in grouped(self.nodes, lambda node: node.computation).items():
+            lines.append(f"{name}:")
+            for node in nodes:
+                operands = ", ".join(
+                    f"result of {edge.producer}" if edge.kind == "call" else edge.producer
+                    for edge in edges.get(node.name, ())
+                )
+                places = " ".join(filter(None, (node.scope, node.source)))
+                comment = f"  # {places}" if places else ""
+                lines.append(f"  {node.name} = {node.shape} {node.opcode}({operands}){comment}")
         return "\n".join(lines)
 
 
@@ -104,12 +99,12 @@ def graph(
 
     Args:
         module: The program.
-        around: Name of an instruction. One in a folded body means the fusion.
+        around: Name of an instruction. A folded one stands for its fusion.
         depth: Edges from `around` to the farthest instruction.
         fused: Whether to show the bodies of fusions; else each is folded into one node.
 
     Raises:
-        KeyError: There is no such instruction. The text has the nearest names.
+        KeyError: There is no such instruction.
         ValueError: `depth` is negative.
     """
     if depth < 0:
@@ -120,7 +115,10 @@ def graph(
     edges = list(_edges(module, shown))
     names = {x.name for c in shown for x in c.instructions}
     if around is not None:
-        names = _near(edges, _shown(module, around, names), depth)
+        names = {_shown(module, around, names)}
+        pairs = [(edge.producer, edge.consumer) for edge in edges]
+        for _ in range(depth):
+            names |= {x for pair in pairs if not names.isdisjoint(pair) for x in pair}
     nodes = (_node(module, x, c, fused) for c in shown for x in c.instructions if x.name in names)
     kept = (edge for edge in edges if edge.producer in names and edge.consumer in names)
     return Graph(Table(NodeRow, tuple(nodes)), Table(EdgeRow, tuple(kept)))
@@ -141,30 +139,17 @@ def _edges(module: Module, shown: list[Computation]) -> Iterator[EdgeRow]:
 
 
 def _shown(module: Module, name: str, names: set[str]) -> str:
-    """Returns the instruction, or the fusion in whose folded body it lies."""
-    callers = {number: x.name for x in module.instructions.values() for number in x.called}
+    """Returns the instruction, or the fusion with it in its folded body."""
     while name not in names:
-        computations = module.computations.values()
-        name = next(
-            callers[c.id] for c in computations if any(x.name == name for x in c.instructions)
-        )
+        x = module.instructions[name]
+        body = next(c.id for c in module.computations.values() if x in c.instructions)
+        name = next(caller.name for caller in module.instructions.values() if body in caller.called)
     return name
 
 
-def _near(edges: list[EdgeRow], name: str, depth: int) -> set[str]:
-    neighbours: dict[str, set[str]] = {}
-    for edge in edges:
-        neighbours.setdefault(edge.producer, set()).add(edge.consumer)
-        neighbours.setdefault(edge.consumer, set()).add(edge.producer)
-    names = {name}
-    for _ in range(depth):
-        names |= {other for near in names for other in neighbours.get(near, ())}
-    return names
-
-
 def _node(module: Module, x: Instruction, computation: Computation, fused: bool) -> NodeRow:
-    bodies = [] if fused or x.opcode != "fusion" else map(module.computations.get, x.called)
-    folded = sum(len(body.instructions) for body in bodies if body)
+    bodies = [] if fused or x.opcode != "fusion" else x.called
+    folded = sum(len(module.computations[number].instructions) for number in bodies)
     source = str(module.source(x) or "")
     return NodeRow(x.name, x.opcode, str(x.shape), source, x.scope, computation.name, folded)
 

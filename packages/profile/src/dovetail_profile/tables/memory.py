@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of one program on one device: its peak, the buffers alive then, and totals."""
+"""The memory of a program on one device: its peak, the buffers alive then, and totals."""
 
 import dataclasses
 import re
@@ -11,6 +11,7 @@ from dovetail_profile.program.buffers import DEVICE, HOST, Assignment, Buffer, H
 from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.table import Table
 from dovetail_profile.tables.named import program_named
+from dovetail_profile.tables.work import grouped
 from dovetail_profile.trace.recording import Recording
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ _SHOWN = 10  # buffers in the printed form
 
 @dataclasses.dataclass(frozen=True)
 class BufferRow:
-    """A buffer that is alive at the peak.
+    """A buffer alive at the peak.
 
     Attributes:
-        buffer: The instruction that defines it, and its place in a tuple.
-        opcode: Of the instruction.
-        shape: As in HLO's text.
+        buffer: Its instruction, and its place in a tuple.
+        opcode, shape: As in HLO's text.
         bytes: Size of the buffer.
         kind: "parameter", "constant", "output" or "temporary".
         source: File and line of the instruction.
@@ -48,8 +48,7 @@ class GroupRow:
 
     Attributes:
         name: The scope, source, kind or opcode.
-        buffers: Number of them.
-        bytes: Size of all.
+        buffers, bytes: Number and size.
         share: Of the bytes at the peak.
     """
 
@@ -65,9 +64,8 @@ class LiveRow:
 
     Attributes:
         point: Number of the event: a buffer is placed or freed. 0 is the start.
-        instruction: The instruction for which that happens.
-        source: Its file and line.
-        live_bytes: All buffers that are alive after the event.
+        instruction, source: The cause, and its file and line.
+        live_bytes: All buffers alive after the event.
     """
 
     point: int
@@ -82,10 +80,10 @@ class Totals:
 
     Attributes:
         arguments_bytes: `argument_size_in_bytes`.
-        outputs_bytes: `output_size_in_bytes`, with those that replace arguments.
+        outputs_bytes: `output_size_in_bytes`, aliased ones included.
         aliased_bytes: `alias_size_in_bytes`: outputs in the memory of donated arguments.
         temporaries_bytes: `temp_size_in_bytes`, with gaps between buffers.
-        constants_bytes: Constants; `memory_analysis` has no name for them.
+        constants_bytes: Constants, without a name in `memory_analysis`.
     """
 
     arguments_bytes: int
@@ -101,11 +99,11 @@ class Memory:
 
     Attributes:
         program: Its name.
-        peak_bytes: The most that is alive at once, with arguments, constants and outputs.
+        peak_bytes: The most bytes alive at once, with arguments, constants and outputs.
         totals: Sizes of the allocations.
-        at_peak: The buffers that are alive when the peak is first reached, the largest first.
+        at_peak: The buffers alive at the first peak, the largest first.
         over_time: Live bytes after each placement and release.
-        notes: Sentences that the reader of the numbers has to know.
+        notes: Limits of the numbers, in sentences.
     """
 
     program: str
@@ -117,12 +115,12 @@ class Memory:
 
     def by(self, column: Literal["scope", "source", "kind", "opcode"]) -> Table[GroupRow]:
         """Returns the buffers at the peak by the values of a column, the largest sum first."""
-        sizes: dict[str, list[int]] = {}
-        for name, row in zip(self.at_peak.column(column), self.at_peak, strict=True):
-            sizes.setdefault(name, []).append(row.bytes)
-        order = sorted(sizes.items(), key=lambda item: -sum(item[1]))
-        rows = (GroupRow(k, len(x), sum(x), sum(x) / max(self.peak_bytes, 1)) for k, x in order)
-        return Table(GroupRow, tuple(rows))
+        pairs = zip(self.at_peak.column(column), self.at_peak.column("bytes"), strict=True)
+        rows = []
+        for name, buffers in grouped(pairs, lambda pair: pair[0]).items():
+            size = sum(size for _, size in buffers)
+            rows.append(GroupRow(name, len(buffers), size, size / max(self.peak_bytes, 1)))
+        return Table(GroupRow, tuple(sorted(rows, key=lambda row: -row.bytes)))
 
     def __str__(self) -> str:
         totals = dataclasses.asdict(self.totals).items()
@@ -130,13 +128,14 @@ class Memory:
             f"{self.program}: {self.peak_bytes:,} bytes at the peak",
             ", ".join(f"{name.removesuffix('_bytes')} {size:,}" for name, size in totals),
             str(self.at_peak.top(_SHOWN)),
-            *([f"... and {len(self.at_peak) - _SHOWN} more"] * (len(self.at_peak) > _SHOWN)),
         ]
+        if len(self.at_peak) > _SHOWN:
+            lines.append(f"... and {len(self.at_peak) - _SHOWN} more")
         return "\n".join([*lines, *self.notes])
 
 
 def memory(program: "Module | jax.stages.Compiled") -> Memory:
-    """Returns the memory that a program needs on one device, as its compiler planned it.
+    """Returns the memory of a program on one device, as planned by its compiler.
 
     Raises:
         ValueError: The program has no assignment of buffers.
@@ -156,12 +155,13 @@ def memory(program: "Module | jax.stages.Compiled") -> Memory:
         program = module_of_compiled(program)
     assignment = assignment_of(program)
     # Thread-local memory is a few scalars on the stack.
-    kept = [x for x in assignment.allocations if x.kind not in ("temporary", "thread-local")]
-    kept = [x for x in kept if x.space == DEVICE]
+    stack = ("temporary", "thread-local")
+    kept = [x for x in assignment.allocations if x.space == DEVICE and x.kind not in stack]
     heaps = sorted(assignment.heaps.get(DEVICE, ()), key=lambda heap: len(heap.bytes))
     base = sum(x.bytes for x in kept) + sum(heap.peak_bytes for heap in heaps[:-1])
     peak = base + sum(heap.peak_bytes for heap in heaps[-1:])
-    rows = [_row(program, max(x.buffers, key=_size), x.kind, x.bytes) for x in kept if x.buffers]
+    largest = [(x, max(x.buffers, key=lambda buffer: buffer.bytes)) for x in kept if x.buffers]
+    rows = [_row(program, buffer, x.kind, x.bytes) for x, buffer in largest]
     rows += [_row(program, b, "temporary", b.bytes) for heap in heaps for b in heap.at_peak]
     live = [LiveRow(0, "", "", base if heaps and heaps[-1].bytes else peak)]
     return Memory(
@@ -177,23 +177,17 @@ def memory(program: "Module | jax.stages.Compiled") -> Memory:
 def memory_named(recording: Recording, name: str) -> Memory:
     """Returns the memory of a program of a trace. KeyError for another name."""
     module, notes = program_named(recording, name)
-    answer = memory(module)
-    return dataclasses.replace(answer, notes=(*answer.notes, *notes))
-
-
-def _size(buffer: Buffer) -> int:
-    return buffer.bytes
+    result = memory(module)
+    return dataclasses.replace(result, notes=(*result.notes, *notes))
 
 
 def _row(module: Module, buffer: Buffer, kind: str, size: int) -> BufferRow:
-    instruction = buffer.instruction
-    opcode, scope = "", ""
-    if instruction:
-        opcode, scope = instruction.opcode, instruction.scope
-        if opcode == "parameter" and "/" not in instruction.op_name:  # state['params'][0]
-            scope = re.sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r".\1", instruction.op_name)
-    shape, source = str(buffer.shape or ""), _source(module, instruction)
-    return BufferRow(buffer.name, opcode, shape, size, kind, source, scope)
+    x = buffer.instruction
+    scope = x.scope if x else ""
+    if x and x.opcode == "parameter" and "/" not in x.op_name:  # state['params'][0]
+        scope = re.sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r".\1", x.op_name)
+    opcode, shape = x.opcode if x else "", str(buffer.shape or "")
+    return BufferRow(buffer.name, opcode, shape, size, kind, _source(module, x), scope)
 
 
 def _events(module: Module, base: int, heaps: Sequence[Heap]) -> Iterator[LiveRow]:

@@ -1,13 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: how often each ran, how long, and what a run costs."""
+"""Programs: number, length and cost of their runs."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
 
 from dovetail_profile.table import Table
-from dovetail_profile.tables.work import Work, distinct, total, unjoined, work_of
+from dovetail_profile.tables.memory import memory
+from dovetail_profile.tables.work import Work, distinct, grouped, ratio, total, unjoined, work_of
 from dovetail_profile.trace.recording import Recording
 
 _NEVER = np.iinfo(np.int64).max
@@ -23,11 +25,10 @@ class ModuleRow:
         host: The host.
         runs: Number of runs, on all devices of the host.
         self_us: Time of its instructions, on all devices and threads.
-        median_us: Median time of a run, from its first instruction to the end of its last.
-        p99_us: 99th percentile, likewise.
-        instructions: Number of different instructions that ran.
-        flops: Floating-point operations of a run, the mean; None if an instruction has no rule.
-        bytes: Bytes that the instructions of a run read and write, the mean; None likewise.
+        median_us, p99_us: Percentiles of the time of a run, from first to last instruction.
+        instructions: Number of different executed instructions.
+        flops, bytes: Mean FLOPs and bytes moved in a run; None without a rule.
+        peak_bytes: Memory at the peak, see `Memory`; None if the trace has no valid assignment.
     """
 
     program: str
@@ -40,22 +41,22 @@ class ModuleRow:
     instructions: int
     flops: float | None
     bytes: float | None
+    peak_bytes: int | None
 
 
 def modules(recording: Recording) -> Table[ModuleRow]:
-    """Returns the programs that ran, the one with the most time first."""
-    works = work_of(recording)
-    programs: dict[tuple[int, int], list[Work]] = {}
-    for work in works:
-        programs.setdefault((work.host, work.program), []).append(work)
-    walls = wall_times(recording)
+    """Returns the executed programs, the one with the most time first."""
+    works, walls = work_of(recording), wall_times(recording)
+    programs = grouped(works, lambda work: (work.host, work.program))
     rows = [_row(recording, group, walls[key]) for key, group in programs.items()]
     rows.sort(key=lambda row: -row.self_us)
     return Table(ModuleRow, tuple(rows), unjoined(works))
 
 
 def _row(recording: Recording, works: list[Work], walls: np.ndarray) -> ModuleRow:
-    flops, size = total(w.flops for w in works), total(w.bytes for w in works)
+    module, peak = works[0].module, None
+    with contextlib.suppress(ValueError):  # no assignment of buffers, or a damaged one
+        peak = memory(module).peak_bytes if module else None
     return ModuleRow(
         program=works[0].program_name,
         id=works[0].program,
@@ -65,13 +66,14 @@ def _row(recording: Recording, works: list[Work], walls: np.ndarray) -> ModuleRo
         median_us=float(np.median(walls)) / 1e6,
         p99_us=float(np.percentile(walls, 99)) / 1e6,
         instructions=len(works),
-        flops=None if flops is None else flops / len(walls),
-        bytes=None if size is None else size / len(walls),
+        flops=ratio(total(w.flops for w in works), len(walls)),
+        bytes=ratio(total(w.bytes for w in works), len(walls)),
+        peak_bytes=peak,
     )
 
 
 def wall_times(recording: Recording) -> dict[tuple[int, int], np.ndarray]:
-    """Returns the picoseconds of each run of a program, by host and number of the program."""
+    """Returns picoseconds of the runs of each program: int64 [runs], by host and number."""
     runs = recording.operations
     if not len(runs):
         return {}

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from dovetail_profile.table import Table
-from dovetail_profile.tables.work import Work, total, unjoined, work_of
+from dovetail_profile.tables.work import NO_SCOPE, Work, grouped, total, unjoined, work_of
 from dovetail_profile.trace.recording import Recording
 
 By = Literal["op", "source", "scope", "category"]
@@ -18,20 +18,17 @@ By = Literal["op", "source", "scope", "category"]
 
 @dataclasses.dataclass(frozen=True)
 class OpRow:
-    """Time of one thing.
+    """Time of an instruction or a group of them.
 
     Attributes:
         name: The instruction, line, scope or category.
-        opcode: As in HLO's text, "?" if unknown. Of several instructions the one with most time.
-        source: File and line, likewise.
-        scope: The module path, likewise.
-        program: The program, likewise.
-        category: matmul, reduction, copy and so on, likewise; see `category_of`.
+        opcode: As in HLO's text, "?" if unknown.
+        source, scope, program: File and line, module path, name of the program.
+        category: See `category_of`. Of a group, these five have most of its time.
         calls: Number of runs.
-        self_us: Time of all runs without what they contain, on all devices.
+        self_us: Time of all runs without nested ones, on all devices.
         share: Of the time of all rows.
-        flops: Floating-point operations of all runs; None if an instruction has no rule.
-        bytes: Bytes that all runs read and write; None likewise.
+        flops, bytes: FLOPs and bytes moved in all runs; None without a rule.
     """
 
     name: str
@@ -47,22 +44,21 @@ class OpRow:
     bytes: float | None
 
 
-def _op(work: Work) -> Hashable:
+def _op(work: Work) -> tuple[Hashable, ...]:
     shape = str(work.instruction.shape) if work.instruction else ""
-    return work.program_name, work.name, work.opcode, shape, work.frame, work.scope
+    return work.name, work.program_name, work.opcode, shape, work.frame, work.scope
 
 
-_KEYS: dict[str, Callable[[Work], Hashable]] = {
+def _source(work: Work) -> tuple[Hashable, ...]:
+    frame = work.frame
+    return (str(frame), frame.file, frame.line) if frame else ("(no source)",)
+
+
+_KEYS: dict[str, Callable[[Work], tuple[Hashable, ...]]] = {  # the name of the row comes first
     "op": _op,
-    "source": lambda work: work.frame and (work.frame.file, work.frame.line),
-    "scope": lambda work: work.scope,
-    "category": lambda work: work.category,
-}
-_NAMES: dict[str, Callable[[Work], str]] = {
-    "op": lambda work: work.name,
-    "source": lambda work: str(work.frame or "(no source)"),
-    "scope": lambda work: work.scope or "(no scope)",
-    "category": lambda work: work.category,
+    "source": _source,
+    "scope": lambda work: (work.scope or NO_SCOPE,),
+    "category": lambda work: (work.category,),
 }
 
 
@@ -81,22 +77,19 @@ def ops(recording: Recording, by: str = "op") -> Table[OpRow]:
     if by not in get_args(By):
         raise ValueError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
     works = work_of(recording)
-    groups: dict[Hashable, list[Work]] = {}
-    for work in works:
-        groups.setdefault(_KEYS[by](work), []).append(work)
-    busy = sum(work.self_ps for work in works)
-    rows = [_row(group, _NAMES[by], max(busy, 1)) for group in groups.values()]
+    busy = max(sum(work.self_ps for work in works), 1)
+    groups = grouped(works, _KEYS[by])
+    rows = [_row(str(name), group, busy) for (name, *_), group in groups.items()]
     rows.sort(key=lambda row: (-row.self_us, row.name))
     lanes = np.count_nonzero(np.bincount(recording.operations.lane))
     notes = [f"Times are sums over {lanes} threads or streams of devices."] if lanes > 1 else []
     return Table(OpRow, tuple(rows), (*unjoined(works), *notes))
 
 
-def _row(works: Sequence[Work], name: Callable[[Work], str], busy: int) -> OpRow:
-    first = max(works, key=lambda work: work.self_ps)
+def _row(name: str, works: Sequence[Work], busy: int) -> OpRow:
     self_ps = sum(work.self_ps for work in works)
     return OpRow(
-        name=name(first),
+        name=name,
         opcode=_most(works, lambda work: work.opcode),
         source=_most(works, lambda work: str(work.frame or "")),
         scope=_most(works, lambda work: work.scope),
@@ -112,7 +105,7 @@ def _row(works: Sequence[Work], name: Callable[[Work], str], busy: int) -> OpRow
 
 def _most(works: Sequence[Work], value: Callable[[Work], str]) -> str:
     """Returns the value with the most time."""
-    if len(works) == 1:
+    if len(works) == 1:  # as most are: five counters for each would take most of the time
         return value(works[0])
     times: Counter[str] = Counter()
     for work in works:

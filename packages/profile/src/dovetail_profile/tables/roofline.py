@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How near each operation comes to the limits of its device.
+"""The rate of each operation beside the limits of its device.
 
-An operation of F FLOPs and B bytes takes at least max(F / peak, B / bandwidth) seconds, so that its
-rate is at most min(peak, F / B x bandwidth).
+An operation of F FLOPs and B bytes takes at least max(F / peak, B / bandwidth) seconds. Its rate is
+at most min(peak, F / B x bandwidth).
 
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", CACM 52(4), 2009.
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from dovetail_profile.peaks import Peaks
 from dovetail_profile.table import Table
-from dovetail_profile.tables.work import Work, total, work_of
+from dovetail_profile.tables.work import NO_SCOPE, Work, grouped, ratio, total, work_of
 from dovetail_profile.trace.recording import Recording
 
 #: JAX's names of the dtypes that HLO's products have.
@@ -34,17 +34,14 @@ class RooflineRow:
 
     Attributes:
         name: The instruction, or the scope.
-        source: File and line. Of a scope that with the most time.
-        scope: The module path.
+        source, scope: File and line, and module path; in a scope those with the most time.
         self_us: Time of all runs.
-        flops: Floating-point operations of all runs; None if an instruction has no rule.
-        bytes: Bytes that all runs read and write; None likewise.
+        flops, bytes: FLOPs and bytes moved in all runs; None without a rule.
         flop_per_byte: The intensity.
-        achieved_flops_per_s: `flops` over `self_us`.
-        achieved_bytes_per_s: `bytes` over `self_us`.
+        achieved_flops_per_s, achieved_bytes_per_s: `flops` and `bytes` over the time.
         attainable_flops_per_s: The roof at this intensity.
         fraction: The least possible time over `self_us`.
-        bound: The limit that gives most of the least possible time: "compute" or "memory".
+        bound: The limit with most of the least possible time: "compute" or "memory".
     """
 
     name: str
@@ -64,14 +61,14 @@ class RooflineRow:
 def roofline(
     recording: Recording, peaks: Peaks | None = None, *, by: By = "op"
 ) -> Table[RooflineRow]:
-    """Returns rates by instruction or module path, those with the most time first.
+    """Returns rates by instruction or module path, the most time first.
 
-    The peak of an instruction is that of the dtype of its products. The least time of a scope is
-    the sum of those of its instructions.
+    The dtype of its products decides the peak of an instruction. The least time of a scope is the
+    sum over its instructions.
 
     Args:
         recording: The trace.
-        peaks: Limits of one device of the trace. None: only achieved rates are given.
+        peaks: Limits of one device of the trace. None: achieved rates alone.
         by: "op" or "scope".
 
     Raises:
@@ -80,10 +77,10 @@ def roofline(
     if by not in get_args(By):
         raise ValueError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
     works = work_of(recording)
-    groups: dict[tuple[int, str], list[Work]] = {}
-    for work in works:
-        key = (work.program, work.name) if by == "op" else (0, work.scope)
-        groups.setdefault(key, []).append(work)
+    groups = grouped(
+        works,
+        lambda work: (work.program, work.name) if by == "op" else (0, work.scope or NO_SCOPE),
+    )
     rows = [_row(name, members, peaks) for (_, name), members in groups.items()]
     rows.sort(key=lambda row: -row.self_us)
     notes = [] if peaks else [_MEASURE]
@@ -100,24 +97,18 @@ def dtype_of(work: Work) -> str:
     module, instruction = work.module, work.instruction
     if module is None or instruction is None:
         return "float32"
+    shape = instruction.shape
     for each in module.body(instruction):
         if each.opcode in PRODUCTS:
-            return _name(module.by_id[each.operands[0]].shape.dtype)
-    shape = instruction.shape
+            shape = module.by_id[each.operands[0]].shape
+            break
     while shape.elements:
         shape = shape.elements[0]
-    return _name(shape.dtype)
-
-
-def _name(dtype: str) -> str:
-    return DTYPES.get(dtype, "float32")  # arithmetic of integers runs at about that rate
+    return DTYPES.get(shape.dtype, "float32")  # arithmetic of integers runs at about that rate
 
 
 def least_s(work: Work, peaks: Peaks) -> tuple[float, float] | None:
-    """Returns seconds of all runs at the peak of products and at that of the memory.
-
-    None if a cost or a peak is not known.
-    """
+    """Returns seconds of all runs at the peaks of products and of memory; None if unknown."""
     if work.flops is None or work.bytes is None:
         return None
     peak = peaks.flops_per_s.get(dtype_of(work))
@@ -134,8 +125,7 @@ def _row(name: str, works: Sequence[Work], peaks: Peaks | None) -> RooflineRow:
     if limits := _least(works, peaks):
         least, compute = limits
         bound = "compute" if compute > least / 2 else "memory"
-        roof = None if flops is None else flops / least
-        fraction = least / seconds if seconds else None
+        roof, fraction = ratio(flops, least), ratio(least, seconds)
     return RooflineRow(
         name=name,
         source=str(largest.frame or ""),
@@ -143,9 +133,9 @@ def _row(name: str, works: Sequence[Work], peaks: Peaks | None) -> RooflineRow:
         self_us=seconds * 1e6,
         flops=flops,
         bytes=size,
-        flop_per_byte=flops / size if flops is not None and size else None,
-        achieved_flops_per_s=flops / seconds if flops is not None and seconds else None,
-        achieved_bytes_per_s=size / seconds if size is not None and seconds else None,
+        flop_per_byte=ratio(flops, size),
+        achieved_flops_per_s=ratio(flops, seconds),
+        achieved_bytes_per_s=ratio(size, seconds),
         attainable_flops_per_s=roof,
         fraction=fraction,
         bound=bound,
@@ -153,7 +143,7 @@ def _row(name: str, works: Sequence[Work], peaks: Peaks | None) -> RooflineRow:
 
 
 def _least(works: Sequence[Work], peaks: Peaks | None) -> tuple[float, float] | None:
-    """Returns the least seconds of all, and those of them that products bound. None: unknown."""
+    """Returns the least seconds of all, and their part bound by products; None if unknown."""
     limits = [least_s(work, peaks) for work in works] if peaks else [None]
     known = [pair for pair in limits if pair is not None]
     least = sum(map(max, known), 0.0)

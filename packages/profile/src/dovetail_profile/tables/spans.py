@@ -18,9 +18,8 @@ class AnnotationRow:
     Attributes:
         name: As `jax.profiler.TraceAnnotation` got it.
         calls: Number of them.
-        total_us: Time of all, with what is nested in them.
-        p50_us: Median time of one.
-        p99_us: 99th percentile, likewise.
+        total_us: Time of all, with nested annotations.
+        p50_us, p99_us: Percentiles of the time of one.
     """
 
     name: str
@@ -33,7 +32,7 @@ class AnnotationRow:
 def annotations(recording: Recording) -> Table[AnnotationRow]:
     """Returns the annotations of the program and its libraries, the one with most time first.
 
-    What JAX, XLA and the tracer of Python annotate is left out. A step counts from the start of its
+    Those of JAX, XLA and the tracer of Python are left out. A step counts from the start of its
     annotation to the end, not to the next one.
     """
     spans = recording.spans
@@ -41,8 +40,7 @@ def annotations(recording: Recording) -> Table[AnnotationRow]:
     code, duration = spans.code[keep], spans.duration_ps[keep]
     rows = []
     for name in np.unique(code):
-        times = duration[code == name]
-        p50, p99 = np.percentile(times, (50, 99))
-        total, p50, p99 = (float(ps) / 1e6 for ps in (times.sum(), p50, p99))
-        rows.append(AnnotationRow(spans.names[name], len(times), total, p50, p99))
+        us = duration[code == name] / 1e6
+        figures = (us.sum(), *np.percentile(us, (50, 99)))
+        rows.append(AnnotationRow(spans.names[name], len(us), *map(float, figures)))
     return Table(AnnotationRow, tuple(sorted(rows, key=lambda row: -row.total_us)))

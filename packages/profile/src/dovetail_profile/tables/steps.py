@@ -1,22 +1,22 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The wall time of each step, divided into what devices and host did.
+"""The wall time of each step, by activity of devices and host.
 
 A step lasts from the start of its annotation to the start of the next one, since its work is
 dispatched ahead; the last one ends with its annotation. Each moment counts once, for the first of
-these that applies:
+these conditions:
 
-1. compute: a device runs an instruction that is no collective
+1. compute: a device runs an instruction other than a collective
 2. collective: a device runs a collective, exposed
 3. compute again: a device is inside a loop or call, between its instructions
-4. compile: the thread of the steps compiles, or calls a function that it compiles first
+4. compile: the thread of the steps compiles, or calls a function with a compilation inside
 5. input: that thread is in an annotation named "data", as the trainer and loaders name it
 6. dispatch: that thread calls a compiled function, or sends data to a device
 7. other: that thread is in another annotation of the program
 8. idle
 
-Fetching a batch while a device computes is free, and counts as compute. With several devices each
-is divided alone, and a row holds their mean.
+Fetching a batch while a device computes is free, and counts as compute. A row holds the mean over
+devices.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ import numpy as np
 from dovetail_profile.table import Table
 from dovetail_profile.tables import activity
 from dovetail_profile.tables.category import category_of
-from dovetail_profile.trace.operations import Operations, union_ps
+from dovetail_profile.tables.intervals import NONE, Intervals, before_ps, intervals
+from dovetail_profile.tables.work import grouped
+from dovetail_profile.trace.operations import union_ps
 from dovetail_profile.trace.recording import Recording
 from dovetail_profile.trace.spans import Spans
 
 INPUT = "data"
 ENGINE = ("prefill", "decode", "mixed")  # annotations of dovetail_infer, one a step
-
-_NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,8 @@ class StepRow:
 def steps(recording: Recording) -> Table[StepRow]:
     """Returns the steps, in the order of time, host after host.
 
-    Steps are `jax.profiler.StepTraceAnnotation`s; without any, the steps of dovetail_infer. An
-    annotation around others of them is no step.
+    Steps are `jax.profiler.StepTraceAnnotation`s; without any, the steps of dovetail_infer. Of
+    nested annotations the inner ones are the steps.
     """
     layers, devices = _host_layers(recording.spans), _device_layers(recording)
     marks = [marks_of(recording.spans, host) for host in range(len(recording.hosts))]
@@ -88,49 +88,37 @@ def steps(recording: Recording) -> Table[StepRow]:
 
 
 def marks_of(spans: Spans, host: int) -> np.ndarray:
-    """Returns the indices of the annotations that begin the steps of a host, ordered in time."""
+    """Returns the indices of the annotations of the steps of a host, ordered in time."""
     at = np.flatnonzero((spans.host == host) & (spans.step >= 0))
     if not len(at):
         at = np.flatnonzero((spans.host == host) & spans.named(*ENGINE) & activity.of_user(spans))
     at = at[np.lexsort((-spans.duration_ps[at], spans.start_ps[at], spans.lane[at]))]
-    stop, lane = (spans.start_ps + spans.duration_ps)[at], spans.lane[at]
-    around = np.append((stop[:-1] > spans.start_ps[at][1:]) & (lane[:-1] == lane[1:]), False)
+    (start, stop), lane = intervals(spans, at), spans.lane[at]
+    around = np.append((stop[:-1] > start[1:]) & (lane[:-1] == lane[1:]), False)
     at = at[~around[: len(at)]]
     return at[np.argsort(spans.start_ps[at], kind="stable")]
 
 
-def partition(
-    start: np.ndarray, stop: np.ndarray, layers: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> np.ndarray:
-    """Divides windows of time among layers. Each moment counts for the first layer that covers it.
+def partition(start: np.ndarray, stop: np.ndarray, layers: Sequence[Intervals]) -> np.ndarray:
+    """Divides windows of time among layers. Each moment counts for the first layer to cover it.
 
     Args:
         start: int64 [windows].
         stop: int64 [windows].
-        layers: Starts and stops of intervals, which may overlap.
+        layers: Starts and stops of intervals. They may overlap.
 
     Returns:
-        int64 [layers + 1, windows]; the last row is time that no layer covers. Columns sum to the
-        lengths of the windows.
+        int64 [layers + 1, windows]; the last row is uncovered time. Columns sum to the lengths of
+        the windows.
     """
-    covered = _NONE
+    covered = NONE
     before, times = np.zeros(len(start), np.int64), []
     for layer in layers:
         covered = union_ps(*map(np.concatenate, zip(covered, layer, strict=True)))
-        inside = _until(covered, stop) - _until(covered, start)
+        inside = before_ps(covered, stop) - before_ps(covered, start)
         times.append(inside - before)
         before = inside
     return np.stack([*times, stop - start - before])
-
-
-def _until(intervals: tuple[np.ndarray, np.ndarray], at: np.ndarray) -> np.ndarray:
-    """Returns how much time of intervals, ordered and apart, lies before each of some times."""
-    start, stop = intervals
-    if not len(start):
-        return np.zeros(len(at), np.int64)
-    total = np.append(0, np.cumsum(stop - start))
-    last = np.searchsorted(start, at, side="right")
-    return total[last] - np.where(last > 0, np.maximum(stop[last - 1] - at, 0), 0)
 
 
 def _rows(
@@ -147,13 +135,14 @@ def _rows(
     thread = (spans.host == host) & np.isin(spans.lane, spans.lane[marks])
     start = spans.start_ps[marks]
     stop = np.append(start[1:], start[-1] + spans.duration_ps[marks[-1]])
-    mine = [_intervals(spans, thread & layer) for layer in layers]
+    mine = [intervals(spans, thread & layer) for layer in layers]
     local = runs.host == host
-    times = [
-        partition(start, stop, [*(_intervals(runs, on & layer) for layer in devices), *mine])
-        for on in (local & (runs.device == device) for device in np.unique(runs.device[local]))
-    ]
-    mean = np.mean(times or [partition(start, stop, [_NONE] * len(devices) + mine)], axis=0) / 1e6
+    times = []
+    for device in np.unique(runs.device[local]).tolist() or [0]:  # without runs: the host alone
+        on = local & (runs.device == device)
+        work = [intervals(runs, on & layer) for layer in devices]
+        times.append(partition(start, stop, work + mine))
+    mean = np.mean(times, axis=0) / 1e6
     numbers = spans.step[marks] if (spans.step[marks] >= 0).all() else np.arange(len(marks))
     rows = []
     for i, mark in enumerate(marks.tolist()):
@@ -202,11 +191,6 @@ def _device_layers(recording: Recording) -> list[np.ndarray]:
     return list(layers)
 
 
-def _intervals(events: Spans | Operations, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    start = events.start_ps[mask]
-    return start, start + events.duration_ps[mask]
-
-
 def _skews(recording: Recording, marks: Sequence[np.ndarray]) -> dict[int, float]:
     """Returns microseconds from the first start of a step on any host to each start, by span.
 
@@ -215,14 +199,10 @@ def _skews(recording: Recording, marks: Sequence[np.ndarray]) -> dict[int, float
     spans, clocks = recording.spans, [ns for ns in recording.start_ns if ns is not None]
     if len(marks) < 2 or len(clocks) < len(marks):
         return {}
-    starts: dict[tuple[int, int], dict[int, int]] = {}
-    for mark in np.concatenate(marks).tolist():
-        clock = (clocks[spans.host[mark]] - clocks[0]) * 1000
-        same = starts.setdefault((int(spans.code[mark]), int(spans.step[mark])), {})
-        same[mark] = clock + int(spans.start_ps[mark])
-    return {
-        m: (ps - min(same.values())) / 1e6 for same in starts.values() for m, ps in same.items()
-    }
+    every = np.concatenate(marks).tolist()
+    starts = {m: int(spans.start_ps[m]) + (clocks[spans.host[m]] - clocks[0]) * 1000 for m in every}
+    same = grouped(every, lambda m: (int(spans.code[m]), int(spans.step[m]))).values()
+    return {m: (starts[m] - min(starts[n] for n in group)) / 1e6 for group in same for m in group}
 
 
 def _notes(recording: Recording, host: int, marks: np.ndarray) -> Iterator[str]:

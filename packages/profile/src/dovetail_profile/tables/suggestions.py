@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Suggestions: where a trace shows time that a change of the program could save.
+"""Suggestions: changes of the program to save time.
 
 Each rule looks at instructions or at steps, and is silent below a share of the wall time. Its gain
-is an upper bound: the time if its rows cost nothing, or as little as the limits of the device
-allow. Gains of two rules may overlap.
+is an upper bound: the time above zero, or above the limits of the device. Gains of two rules may
+overlap.
 """
 
 import dataclasses
@@ -12,15 +12,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from dovetail_profile.peaks import Peaks
 from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.table import Table
+from dovetail_profile.tables.intervals import busy
 from dovetail_profile.tables.roofline import PRODUCTS, least_s
 from dovetail_profile.tables.steps import StepRow, steps
 from dovetail_profile.tables.work import Work, work_of
-from dovetail_profile.trace.operations import union_ps
 from dovetail_profile.trace.recording import Recording
 
 _CITED = 3  # rows of a suggestion
@@ -46,13 +44,13 @@ _COMPILE = (
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A change that could save time.
+    """A change to save time.
 
     Attributes:
         rule: Name of the rule.
-        gain_us: Wall time of the trace that it could save, at most; the mean over devices.
+        gain_us: Upper bound of the saved wall time in the trace, the mean over devices.
         share: The same as a share of the wall time of the steps.
-        rows: The instructions or steps with most of the time, by name.
+        rows: Names of the instructions or steps with most of the time.
         change: A sentence.
     """
 
@@ -83,14 +81,16 @@ class _StepRule(NamedTuple):
 
 
 def suggestions(recording: Recording, peaks: Peaks | None = None) -> Table[Suggestion]:
-    """Returns suggestions, that with the largest gain first.
+    """Returns suggestions, the largest gain first.
 
     Args:
         recording: The trace.
-        peaks: Limits of one device of the trace. None: no operation is compared with them.
+        peaks: Limits of one device of the trace. None: no operation counts as far from them.
     """
     works, rows = work_of(recording), steps(recording).rows
-    hosts, busy_us = len(recording.hosts), _busy_us(recording)
+    devices = busy(recording.operations).values()
+    busy_us = sum(int((stop - start).sum()) for start, stop in devices) / 1e6 / max(len(devices), 1)
+    hosts = len(recording.hosts)
     wall_us = max(sum(row.wall_us for row in rows) / hosts, busy_us, 1e-6)
     # Threads of a device overlap: a part of the sum of their times is a part of its busy time.
     scale = busy_us / max(sum(work.self_ps for work in works), 1)
@@ -113,18 +113,6 @@ def suggestions(recording: Recording, peaks: Peaks | None = None) -> Table[Sugge
     return Table(Suggestion, tuple(sorted(table, key=lambda row: -row.gain_us)))
 
 
-def _busy_us(recording: Recording) -> float:
-    """Returns the mean over devices of the time in which something ran."""
-    runs = recording.operations
-    devices = np.unique(np.stack([runs.host, runs.device]), axis=1).T.tolist()
-    busy = 0
-    for host, device in devices:
-        at = (runs.host == host) & (runs.device == device)
-        start, stop = union_ps(runs.start_ps[at], (runs.start_ps + runs.duration_ps)[at])
-        busy += int((stop - start).sum())
-    return busy / 1e6 / max(len(devices), 1)
-
-
 def _body(work: Work) -> list[Instruction]:
     return list(work.module.body(work.instruction)) if work.module and work.instruction else []
 
@@ -144,24 +132,24 @@ def _is_sort(work: Work, peaks: Peaks | None) -> bool:
 
 
 def _is_short(work: Work, peaks: Peaks | None) -> bool:
-    """Tests for runs below 5 us, about the time in which a GPU launches a kernel."""
+    """Tests for runs below 5 us, about the time of the launch of a kernel on a GPU."""
     return work.category in _FUSIBLE and work.self_ps < 5_000_000 * work.calls
 
 
 def _is_small(work: Work, peaks: Peaks | None) -> bool:
-    """Tests for collectives below 1 MiB, of which latency takes most of the time."""
+    """Tests for collectives below 1 MiB: latency takes most of their time."""
     return work.category == "collective" and any(x.shape.bytes < 1 << 20 for x in _body(work)[:1])
 
 
 def _below_roof(work: Work, peaks: Peaks | None) -> float:
-    """Returns the time above the limits of the device, if they are not even .3 of it."""
+    """Returns the share of time above the limits of the device, if these are below .3 of it."""
     limits = least_s(work, peaks) if peaks and work.category in _ARITHMETIC else None
     fraction = max(limits) / (work.self_ps / 1e12) if limits and work.self_ps else 0.0
     return 1 - fraction if 0 < fraction < 0.3 else 0.0
 
 
 def _widened(work: Work, peaks: Peaks | None) -> float:
-    """Returns the time that products of float32 in a bfloat16 program would not take in bfloat16.
+    """Returns the share to save by bfloat16 for float32 products in a bfloat16 program.
 
     Without peaks it is half: data sheets of accelerators promise twice the rate or more.
     """
@@ -187,14 +175,13 @@ def _is_narrow(module: Module) -> bool:
 
 
 def _is_wide(module: Module, product: Instruction, fusion: Instruction) -> bool:
-    """Returns whether a product takes float32 that did not come from bfloat16.
+    """Returns whether a product takes float32 operands not widened from bfloat16.
 
     A compiler for a device without bfloat16 widens arguments itself.
     """
     operands = [module.by_id[i] for i in product.operands[:2]]
-    return all(x.shape.dtype == "f32" for x in operands) and not all(
-        _was_narrow(module, x, fusion) for x in operands
-    )
+    wide = all(x.shape.dtype == "f32" for x in operands)
+    return wide and not all(_was_narrow(module, x, fusion) for x in operands)
 
 
 def _was_narrow(module: Module, value: Instruction, fusion: Instruction) -> bool:

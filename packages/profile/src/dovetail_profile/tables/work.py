@@ -1,11 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of each instruction, summed: the figures that several tables group."""
+"""The runs of each instruction, summed. Several tables group these sums."""
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,52 +16,54 @@ from dovetail_profile.program.module import Instruction, Module
 from dovetail_profile.tables.category import category_of
 from dovetail_profile.trace.recording import Recording
 
+NO_SCOPE = "(no scope)"  # the row of instructions without a module path
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """All runs of one instruction on the devices of one host.
 
     Attributes:
-        host: The index of the host.
-        program: The number of the program.
-        name: The instruction, as the trace names it.
+        host, program: Their numbers, as in `Recording.modules`.
+        name: Name of the instruction in the trace.
         module: The program; None if the trace lacks it.
         instruction: The instruction; None if the program has none of the name.
-        frame: Its line of source.
-        scope: Its module path.
+        frame, scope: Its line of source and module path.
         category: See `category_of`; "other" if unknown.
         calls: Number of runs.
-        self_ps: Time of all runs without what they contain.
-        flops: Floating-point operations of all runs; None if there is no rule.
-        bytes: Bytes that all runs read and write; None if there is no rule.
+        self_ps: Time of all runs, without nested ones.
+        flops, bytes: FLOPs and bytes moved in all runs; None without a rule.
     """
 
     host: int
     program: int
     name: str
     module: Module | None
-    instruction: Instruction | None
-    frame: Frame | None
-    scope: str
-    category: str
     calls: int
     self_ps: int
-    flops: float | None
-    bytes: float | None
+    instruction: Instruction | None = None
+    frame: Frame | None = None
+    scope: str = ""
+    category: str = "other"
+    flops: float | None = None
+    bytes: float | None = None
 
     @property
     def opcode(self) -> str:
-        """The opcode, or "?"."""
+        """The opcode; "?" if unknown."""
         return self.instruction.opcode if self.instruction else "?"
 
     @property
     def program_name(self) -> str:
-        """The name of the program, or "?"."""
+        """The name of the program; "?" if unknown."""
         return self.module.name if self.module else "?"
 
 
 def work_of(recording: Recording) -> list[Work]:
-    """Returns the work of a recording, in no particular order. No run is left out."""
+    """Returns the work of all runs of a recording, in no particular order."""
     runs = recording.operations
     if not len(runs):
         return []
@@ -89,45 +92,40 @@ def _works(
     costs, calls = (Costs(module), _calls(module, seen)) if module else (None, {})
     for name, (events, self_ps) in seen.items():
         instruction = module.instructions.get(name) if module else None
-        empty = Work(
-            host, program, name, module, None, None, "", "other", events, self_ps, None, None
-        )
-        if module is None or costs is None or instruction is None:
-            yield empty
-            continue
-        cost, count = costs.of(instruction), calls[name]
-        yield dataclasses.replace(
-            empty,
-            instruction=instruction,
-            frame=module.source(instruction),
-            scope=module.scope(instruction),
-            category=category_of(module, instruction),
-            calls=count,
-            flops=None if cost.flops is None else cost.flops * count,
-            bytes=None if cost.bytes is None else cost.bytes * count,
-        )
+        count = calls.get(name, events)
+        work = Work(host, program, name, module, count, self_ps)
+        if module and costs and instruction:
+            cost = costs.of(instruction)
+            work = dataclasses.replace(
+                work,
+                instruction=instruction,
+                frame=module.source(instruction),
+                scope=module.scope(instruction),
+                category=category_of(module, instruction),
+                flops=scaled(cost.flops, count),
+                bytes=scaled(cost.bytes, count),
+            )
+        yield work
 
 
 def _calls(module: Module, seen: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Returns the runs of each instruction.
 
     A run can have several events: a sort on a CPU copies its operand first, under the same name.
-    All instructions of a computation run equally often; the commonest number of events tells how.
+    All instructions of a computation run equally often: as often as the commonest number of events.
     """
     calls: dict[str, int] = {}
     for computation in module.computations.values():
         events = {x.name: seen[x.name][0] for x in computation.instructions if x.name in seen}
-        usual = max(
-            Counter(sorted(events.values())).items(), key=lambda item: item[1], default=(1, 0)
-        )[0]
-        calls |= {name: n // max(1, n // usual) for name, n in events.items()}
+        for usual, _ in Counter(sorted(events.values())).most_common(1):
+            calls |= {name: n // max(1, n // usual) for name, n in events.items()}
     return calls
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the different values in order, and the place of each value among them.
 
-    Values that lie close together, as ours do, are counted without a sort.
+    Values close together are counted without a sort.
     """
     low = int(values.min())
     size = int(values.max()) - low + 1
@@ -144,13 +142,31 @@ def total(values: Iterable[float | None]) -> float | None:
     return None if None in known else math.fsum(v for v in known if v is not None)
 
 
+def scaled(value: float | None, factor: int | float) -> float | None:
+    """Returns the product; None if the value is unknown."""
+    return None if value is None else value * factor
+
+
+def ratio(value: int | float | None, divisor: int | float | None) -> float | None:
+    """Returns the quotient; None if a side is unknown or the divisor is 0."""
+    return value / divisor if value is not None and divisor else None
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Returns the items of each key, in their order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def unjoined(works: Sequence[Work]) -> tuple[str, ...]:
-    """Returns a note on the time whose instruction is unknown, if there is any."""
-    busy = sum(work.self_ps for work in works)
-    lost = sum(work.self_ps for work in works if work.instruction is None)
-    if not any(work.instruction is None for work in works):
+    """Returns a note on the time of unknown instructions, if there are any."""
+    lost = [work.self_ps for work in works if work.instruction is None]
+    if not lost:
         return ()
+    share = sum(lost) / max(sum(work.self_ps for work in works), 1)
     return (
-        f"{lost / max(busy, 1):.1%} of the time belongs to instructions that no program in the "
+        f"{share:.1%} of the time belongs to instructions that no program in the "
         f'trace has; their opcode is "?".',
     )

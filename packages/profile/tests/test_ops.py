@@ -11,6 +11,7 @@ import pytest
 
 from dovetail_profile.program.module import Module
 from dovetail_profile.tables.category import category_of
+from dovetail_profile.tables.memory import memory
 from dovetail_profile.tables.modules import modules
 from dovetail_profile.tables.ops import ops
 from dovetail_profile.tables.spans import annotations
@@ -158,6 +159,18 @@ def test_a_program_has_the_wall_time_of_its_runs(recording: Recording) -> None:
     assert (late.runs, table.where("program", "jit_tail")[0].runs) == (1, STEPS)
     total = [row.flops for row in ops(recording) if row.program == "jit_tail"]
     assert table.where("program", "jit_tail")[0].flops == pytest.approx(sum(total) / STEPS)
+
+
+def test_a_program_has_the_peak_of_its_memory_if_its_buffers_are_whole(
+    recording: Recording,
+) -> None:
+    for row in modules(recording):
+        module = recording.modules[recording.hosts.index(row.host), row.id]
+        assert row.peak_bytes == memory(module).peak_bytes > 0
+    damaged = with_runs(recording, recording.operations)
+    for i, module in enumerate(damaged.modules.values()):
+        module.buffers = module.buffers[:-1] if i % 2 else memoryview(b"")
+    assert set(modules(damaged).column("peak_bytes")) == {None}
 
 
 def test_annotations_are_those_of_the_program_alone(recording: Recording) -> None:

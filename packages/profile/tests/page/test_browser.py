@@ -20,7 +20,7 @@ from dovetail_profile.page.document import library
 from dovetail_profile.page.save import page
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.thorough("a browser takes seconds of CPU time to start and to draw"),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed"),
 ]
 

@@ -29,6 +29,8 @@ from dovetail_profile.trace.recording import Recording
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+_PROGRAMS = 5  # with tables of memory in a file: those with the most time
+
 
 class Profile:
     """The tables of a trace. The first call of a method computes its table and keeps it.
@@ -135,7 +137,31 @@ class Profile:
         """
         from dovetail_profile.page.save import save  # 10 ms of imports
 
-        return save(path, self._recording, peaks=peaks)
+        return save(path, self._recording, lambda: self._all(peaks), peaks=peaks)
+
+    def _all(self, peaks: Peaks | None) -> dict[str, Table[Any]]:
+        """Returns the tables of a file, by the names of page/content.py."""
+        tables: dict[str, Table[Any]] = {
+            "suggestions": self.suggestions(peaks),
+            "steps": self.steps(),
+            "ops": self.ops(),
+            "ops/source": self.ops("source"),
+            "ops/scope": self.ops("scope"),
+            "ops/category": self.ops("category"),
+            "roofline": self.roofline(peaks),
+            "roofline/scope": self.roofline(peaks, by="scope"),
+            "compiles": self.compiles(),
+            "collectives": self.collectives(),
+            "annotations": self.annotations(),
+            "modules": self.modules(),
+        }
+        for row in self.modules().top(_PROGRAMS):
+            module = self._recording.modules.get((self.hosts.index(row.host), row.id))
+            if module and len(module.buffers) and f"memory/{row.program}" not in tables:
+                plan = memory.memory(module)
+                tables[f"memory/{row.program}"] = plan.at_peak
+                tables[f"live/{row.program}"] = plan.over_time
+        return tables
 
     def _kept(
         self,

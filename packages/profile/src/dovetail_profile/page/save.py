@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of a profile, by their suffix."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from warnings import warn
 
-from dovetail_profile.page.answers import answers
 from dovetail_profile.page.content import content
 from dovetail_profile.page.document import document, library, packed
 from dovetail_profile.page.events import events, kept
@@ -32,14 +32,16 @@ Tables = Mapping[str, Table[Any]]
 def save(
     path: str | os.PathLike[str],
     recording: Recording,
+    tables: Callable[[], Tables],
     *,
     peaks: Peaks | None = None,
 ) -> Path:
-    """Writes a profile to a file. An existing file is replaced when the new one is whole.
+    """Writes a profile to a file. The caller of `Profile.save` gets the warning.
 
     Args:
-        path: The file: a name that ends with .html, .json or .json.gz.
+        path: A name with the end .html, .json or .json.gz.
         recording: The trace.
+        tables: Returns the tables by name; see `content`. A trace calls it never.
         peaks: Limits of the device, for the lines of the roofline.
 
     Raises:
@@ -48,20 +50,30 @@ def save(
     """
     target = Path(path)
     if target.name.endswith(".json.gz"):
-        return _replaced(target, lambda file: _trace(file, target.name, recording))
+        mask = kept(recording, EVENTS)
+        with _replacing(target) as file, gzip.GzipFile("", "wb", 3, file, mtime=0) as compressed:
+            compressed.writelines(text.encode() for text in events(recording, mask))
+        if left := int((~mask).sum()):
+            warn(
+                f"{left:,} of {len(mask):,} events of the host are left out of {target.name}: the "
+                "shortest calls of Python functions. Operations and annotations are all in it.",
+                stacklevel=3,
+            )
+        return target
     if target.suffix not in (".html", ".json"):
         raise ValueError(
             "a profile is saved as a page (.html), as tables (.json) or as a trace for Perfetto "
             f"(.json.gz), got path={os.fspath(path)!r}: write 'report.html', 'profile.json' or "
             "'trace.json.gz'"
         )
-    script = library() if target.suffix == ".html" else ""
-    made, head, warnings = answers(recording, peaks), headline(recording), recording.notes
-    if target.suffix == ".json":
-        texts = json_of(made, head, warnings)
+    if target.suffix == ".html":
+        script = library()
+        text = page(tables(), headline(recording), recording.notes, peaks=peaks, script=script)
     else:
-        texts = [page(made, head, warnings, peaks=peaks, script=script)]
-    return _replaced(target, lambda file: file.writelines(text.encode() for text in texts))
+        text = json_of(tables(), headline(recording), recording.notes)
+    with _replacing(target) as file:
+        file.write(text.encode())
+    return target
 
 
 def page(
@@ -90,12 +102,8 @@ def page(
     return document(data, title="Profile", script=script)
 
 
-def json_of(
-    tables: Tables,
-    headline: Sequence[tuple[str, str]],
-    warnings: Sequence[str],
-) -> Iterable[str]:
-    """Yields the text of a JSON object with all tables.
+def json_of(tables: Tables, headline: Sequence[tuple[str, str]], warnings: Sequence[str]) -> str:
+    """Returns a JSON object with all tables.
 
     Args:
         tables: By name.
@@ -103,45 +111,31 @@ def json_of(
         warnings: Sentences.
     """
     values = {
-        name: {"rows": [_row(row) for row in table], "notes": table.notes}
-        for name, table in tables.items()
-    }
-    document = {
         "version": VERSION,
         "headline": dict(headline),
         "warnings": warnings,
-        "tables": values,
+        "tables": {
+            name: {"rows": [_row(row) for row in table], "notes": table.notes}
+            for name, table in tables.items()
+        },
     }
-    yield json.dumps(document, allow_nan=False, indent=1)
+    return json.dumps(values, allow_nan=False, indent=1)
 
 
 def _row(row: Any) -> dict[str, Any]:
-    values = dataclasses.asdict(row)
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
+        for name, value in dataclasses.asdict(row).items()
     }
 
 
-def _trace(file: IO[bytes], name: str, recording: Recording) -> None:
-    mask = kept(recording, EVENTS)
-    with gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
-        packed.writelines(text.encode() for text in events(recording, mask))
-    if left := int((~mask).sum()):
-        warn(
-            f"{left:,} of {len(mask):,} events of the host are left out of {name}: the "
-            "shortest calls of Python functions. Operations and annotations are all in it.",
-            stacklevel=6,
-        )
-
-
-def _replaced(target: Path, write: Callable[[IO[bytes]], object]) -> Path:
-    """Writes a file beside the target, and then puts it in its place. Returns the target."""
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Opens a file beside the target. At the end of the block it takes the target's place."""
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            write(file)
+            yield file
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
-    return target

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a page as JSON values: parts with pictures and tables, from the tables alone."""
+"""The content of a page as JSON values: parts with pictures and tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail_profile.page.sheet import number, sheet, text
@@ -16,7 +16,7 @@ Tables = Mapping[str, Table[Any]]
 _CAUSES = ("compute", "collective", "input", "compile", "dispatch", "other", "idle")
 _POINTS = 1000  # of a picture
 
-# Parts that are tables alone: their titles, and sentences above them.
+# Parts of tables: their titles, and sentences above them.
 _TABLES = {
     "ops": ("Operations", "Self time: without what an operation calls, on all devices."),
     "memory": ("Memory", "Buffers of a program on one device, as the compiler planned them."),
@@ -28,11 +28,11 @@ _TABLES = {
 
 
 def content(tables: Tables, peaks: Peaks | None = None, *, most: int) -> list[Json]:
-    """Returns the parts of a page. A table that is absent or empty has none.
+    """Returns the parts of a page. An absent or empty table has none.
 
     Args:
-        tables: By the method of `Profile` that returns them; a grouping or a program follows after
-            a slash: "ops/source", "memory/jit_step". "live/jit_step" has the memory over time.
+        tables: By method of `Profile`, with a grouping or a program after a slash: "ops/source",
+            "memory/jit_step". "live/jit_step" has the memory over time.
         peaks: Limits of the device.
         most: Rows of a table.
     """
@@ -67,16 +67,27 @@ def _views(tables: Tables, name: str, most: int) -> Iterator[Json]:
         first, _, group = key.partition("/")
         if first != name:
             continue
-        sheets: list[Json] = [sheet(table, most, without=group)]
-        pictures: list[Json | None] = []
         if name == "memory":
-            leaves = [((_end(row.source), row.buffer), float(row.bytes), None) for row in table]
-            title = "area: bytes at the peak, by line of source and buffer"
-            pictures.append(tree(leaves, title=title, unit="bytes", joint=": "))
-            if live := tables.get(f"live/{group}"):
-                sheets.append(sheet(live, most))
-                pictures.append(_curve(live))
-        yield _view(group or "op", sheets, *pictures)
+            yield _memory(group, table, tables.get(f"live/{group}"), most)
+        else:
+            yield _view(group or "op", [sheet(table, most, without=group)])
+
+
+def _memory(program: str, table: Table[Any], live: Table[Any] | None, most: int) -> Json:
+    leaves = [((_end(row.source), row.buffer), float(row.bytes), None) for row in table]
+    title = "area: bytes at the peak, by line of source and buffer"
+    sheets, curve = [sheet(table, most)], None
+    if live:
+        sheets.append(sheet(live, most))
+        if len(live) > 1:  # else there is no heap: all buffers live all the time
+            curve = {
+                "kind": "curve",
+                "title": "bytes over the program",
+                "along": "point",
+                "x": live.column("point"),
+                "y": _numbers(live.column("live_bytes")),
+            }
+    return _view(program, sheets, tree(leaves, title=title, unit="bytes", joint=": "), curve)
 
 
 def _end(source: str) -> str:
@@ -114,8 +125,8 @@ def _scopes(tables: Tables, most: int) -> Iterator[Json]:
     if not any(row.scope for row in rows):
         return
     leaves = [
-        (row.scope.split(".") if row.scope else ["(no scope)"], row.self_us, fraction)
-        for row, fraction in ((row, getattr(row, "fraction", None)) for row in rows)
+        ((row.scope or "(no scope)").split("."), row.self_us, getattr(row, "fraction", None))
+        for row in rows
     ]
     table = tables.get("ops/scope")
     picture = tree(leaves, title="area: self time", unit="us")
@@ -135,25 +146,22 @@ def _points(table: Table[Any], peaks: Peaks | None) -> Json | None:
     left = f" of the {_POINTS:,} with the most" if len(rows) > _POINTS else ""
     rows = rows[:_POINTS]
     x, lines = [row.flop_per_byte for row in rows], []
-    for dtype, peak in peaks.flops_per_s.items() if peaks else ():
-        rate = peaks.bytes_per_s if peaks else 0.0
-        at = [min(*x, peak / rate) / 2, peak / rate, max(*x, peak / rate) * 2]
-        y = [number(min(peak, intensity * rate)) for intensity in at]
-        lines.append({"name": f"roof of {dtype}", "x": [number(value) for value in at], "y": y})
+    if peaks:
+        for dtype, peak in peaks.flops_per_s.items():
+            ridge = peak / peaks.bytes_per_s
+            at = [min(*x, ridge) / 2, ridge, max(*x, ridge) * 2]
+            y = [min(peak, intensity * peaks.bytes_per_s) for intensity in at]
+            lines.append({"name": f"roof of {dtype}", "x": _numbers(at), "y": _numbers(y)})
     return {
         "kind": "points",
         "title": f"area: self time{left}",
-        "x": [number(value) for value in x],
-        "y": [number(row.achieved_flops_per_s) for row in rows],
-        "size": [number(row.self_us) for row in rows],
+        "x": _numbers(x),
+        "y": _numbers(row.achieved_flops_per_s for row in rows),
+        "size": _numbers(row.self_us for row in rows),
         "text": [text(row.name) for row in rows],
         "lines": lines,
     }
 
 
-def _curve(table: Table[Any]) -> Json | None:
-    if len(table) == 1:
-        return None  # no heap: all buffers live all the time
-    y = [number(value) for value in table.column("live_bytes")]
-    x = table.column("point")
-    return {"kind": "curve", "title": "bytes over the program", "along": "point", "x": x, "y": y}
+def _numbers(values: Iterable[float | int | None]) -> list[float | int | None]:
+    return [number(value) for value in values]

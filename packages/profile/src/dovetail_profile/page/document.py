@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The HTML of a page: one file that needs no other file and no network."""
+"""The HTML of a page: one file, without other files and without a network."""
 
 import base64
 import gzip
@@ -15,8 +15,8 @@ from typing import Any
 def document(packed: str, *, title: str, script: str) -> str:
     """Returns the HTML of a page.
 
-    Its policy lets the browser run two scripts alone, known by their hashes, and load nothing: a
-    name in a trace can neither become a script nor reach a network.
+    Its policy lets the browser run two scripts alone, by their hashes, and load nothing: a name in
+    a trace can neither become a script nor reach a network.
 
     Args:
         packed: The content, from `packed`.

@@ -1,9 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Traces as events that Perfetto and Chrome load.
-
-Source: the document "Trace Event Format" of the Chromium project.
-"""
+"""Traces as events for Perfetto and Chrome. Source: "Trace Event Format", the Chromium project."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -38,7 +35,7 @@ def events(recording: Recording, mask: np.ndarray) -> Iterator[str]:
     """Yields the JSON of a trace, in pieces.
 
     A host is a process with its threads, and each of its devices another one. `otherData` has the
-    number of events that were left out.
+    number of spans left out.
 
     Args:
         recording: The trace.
@@ -49,17 +46,16 @@ def events(recording: Recording, mask: np.ndarray) -> Iterator[str]:
     device = hosts + runs.host * devices + runs.device
     left = int((~mask).sum())
     yield f'{{"displayTimeUnit":"ms","otherData":{{"events left out":{left}}},"traceEvents":[\n'
-    lines = [
-        *(_process(i, f"host {name}") for i, name in enumerate(recording.hosts)),
-        *(
-            _process(
-                i, f"device {(i - hosts) % devices} of {recording.hosts[(i - hosts) // devices]}"
-            )
-            for i in np.unique(device).tolist()
-        ),
-        *_threads(device, runs.lane, runs.lanes),
-        *_threads(spans.host[mask], spans.lane[mask], spans.lanes),
-    ]
+    names = [f"host {name}" for name in recording.hosts]
+    names += [f"device {i} of {name}" for name in recording.hosts for i in range(devices)]
+    processes = [*range(hosts), *np.unique(device).tolist()]
+    lines = [_name("process_name", names[pid], pid=pid) for pid in processes]
+    for process, lane, lanes in (
+        (device, runs.lane, runs.lanes),
+        (spans.host[mask], spans.lane[mask], spans.lanes),
+    ):
+        threads = sorted(set(zip(process.tolist(), lane.tolist(), strict=True)))
+        lines += [_name("thread_name", lanes[tid], pid=pid, tid=tid) for pid, tid in threads]
     yield ",\n".join(lines)
     known = [start for start in recording.start_ns if start is not None]
     shifts = [1000 * (start - min(known)) if start else 0 for start in recording.start_ns]
@@ -86,7 +82,7 @@ def _written(labels: Sequence[str], *columns: np.ndarray) -> Iterator[str]:
 
 
 def _operations(recording: Recording) -> tuple[np.ndarray, list[str]]:
-    """Returns the place of each run in the labels of instructions, and these labels."""
+    """Returns the index of each run in the labels of instructions, and these labels."""
     runs = recording.operations
     keys, place = np.unique(
         np.stack([runs.host, runs.program, runs.code]), axis=1, return_inverse=True
@@ -98,21 +94,12 @@ def _operations(recording: Recording) -> tuple[np.ndarray, list[str]]:
         instruction = module.instructions.get(name) if module else None
         label: dict[str, object] = {"name": name}
         if module and instruction:
-            values = {"scope": instruction.scope, "source": str(module.source(instruction) or "")}
-            label["cat"] = instruction.opcode
-            label["args"] = {"program": module.name, **values}
+            source = str(module.source(instruction) or "")
+            values = {"program": module.name, "scope": instruction.scope, "source": source}
+            label |= {"cat": instruction.opcode, "args": values}
         labels.append(json.dumps(label)[1:-1])
     return place.reshape(-1), labels
 
 
-def _process(pid: int, name: str) -> str:
-    args = {"name": name}
-    return json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": args})
-
-
-def _threads(process: np.ndarray, lane: np.ndarray, lanes: Sequence[str]) -> list[str]:
-    pairs = sorted(set(zip(process.tolist(), lane.tolist(), strict=True)))
-    event = {"ph": "M", "name": "thread_name"}
-    return [
-        json.dumps({**event, "pid": pid, "tid": i, "args": {"name": lanes[i]}}) for pid, i in pairs
-    ]
+def _name(kind: str, name: str, **place: int) -> str:
+    return json.dumps({"ph": "M", "name": kind, **place, "args": {"name": name}})

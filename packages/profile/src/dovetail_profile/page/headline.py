@@ -8,18 +8,16 @@ import numpy as np
 
 from dovetail_profile.trace.operations import union_ps
 from dovetail_profile.trace.recording import Recording
-from dovetail_profile.trace.space import Space
 
 _DEVICE = re.compile(r"/device:([A-Z]+):\d+")
 
 
 def headline(recording: Recording) -> list[tuple[str, str]]:
-    """Returns names and values as text. Unknown values are left out."""
+    """Returns names and values as text, without unknown ones."""
     runs, hosts = recording.operations, recording.hosts
     devices = sorted(set(zip(runs.host.tolist(), runs.device.tolist(), strict=True)))
-    lines: list[tuple[str, str]] = []
     wall_s = max(_wall_s(recording, host) for host in range(len(hosts)))
-    lines.append(("wall time", f"{wall_s:.3g} s"))
+    lines = [("wall time", f"{wall_s:.3g} s")]
     if wall_s and devices:
         busy = [_busy_s(recording, *device) / wall_s for device in devices]
         spread = f" ({min(busy):.1%} to {max(busy):.1%})" if len(busy) > 1 else ""
@@ -27,25 +25,18 @@ def headline(recording: Recording) -> list[tuple[str, str]]:
     steps = np.unique(recording.spans.step[recording.spans.step >= 0])
     if len(steps):
         lines.append(("steps", f"{len(steps)} ({steps[0]} to {steps[-1]})"))
-    kinds = {kind for space in recording.spaces for kind in _kinds(space)} or {"CPU"}
+    kinds, versions = set(), set()
+    for plane in (plane for space in recording.spaces for plane in space.planes):
+        if match := _DEVICE.fullmatch(plane.name):  # a model, or else "GPU" or "TPU"
+            kinds.add(str(plane.stats.get("device_type_string", match[1])))
+        for name in ("jax", "jaxlib") if plane.name == "/host:metadata" else ():
+            if version := plane.stats.get(f"{name}_version"):
+                versions.add(f"{name} {version}")
     if devices:
-        lines.append(("devices", f"{len(devices)} x {', '.join(sorted(kinds))}"))
-    if versions := {text for space in recording.spaces for text in _versions(space)}:
+        lines.append(("devices", f"{len(devices)} x {', '.join(sorted(kinds or {'CPU'}))}"))
+    if versions:
         lines.append(("versions", ", ".join(sorted(versions))))
     return [*lines, ("host" if len(hosts) == 1 else "hosts", ", ".join(hosts))]
-
-
-def _kinds(space: Space) -> list[str]:
-    """Returns the kinds of devices beside the CPU: a model, or else "GPU" or "TPU"."""
-    matches = [(plane, _DEVICE.fullmatch(plane.name)) for plane in space.planes]
-    return [str(plane.stats.get("device_type_string", m[1])) for plane, m in matches if m]
-
-
-def _versions(space: Space) -> list[str]:
-    plane = space.plane("/host:metadata")
-    stats = plane.stats if plane else {}
-    names = ("jax_version", "jaxlib_version")
-    return [f"{name.removesuffix('_version')} {stats[name]}" for name in names if name in stats]
 
 
 def _wall_s(recording: Recording, host: int) -> float:

@@ -77,15 +77,9 @@ function table(sheet, label) {
   }
   function arrange() {
     if (order) {
-      const {values, isText} = columns[order.c], sign = order.falls ? -1 : 1;
-      let keys = values;
-      if (isText) {  // the rank of each text, once
-        const ranks = sheet.texts.map((_, i) => i).sort((a, b) => lower[a] < lower[b] ? -1 : lower[a] > lower[b] ? 1 : 0);
-        const rank = [];
-        ranks.forEach((text, i) => { rank[text] = i; });
-        keys = values.map(code => rank[code]);
-      }
-      shown = [...shown].sort((a, b) => (keys[a] === null) - (keys[b] === null) || sign * (keys[a] - keys[b]) || a - b);
+      const {values, isText} = columns[order.c], sign = order.falls ? -1 : 1, keys = isText ? values.map(code => lower[code]) : values;
+      const compared = (a, b) => a < b ? -1 : a > b ? 1 : 0;
+      shown = [...shown].sort((a, b) => (keys[a] === null) - (keys[b] === null) || sign * compared(keys[a], keys[b]) || a - b);
     }
     page = 0;
     fill();

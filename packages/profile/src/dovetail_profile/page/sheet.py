@@ -30,7 +30,7 @@ def sheet(table: Table[Any], most: int, *, without: str = "") -> Sheet:
 
     Args:
         table: The table. Columns without a value are left out.
-        most: Rows to keep, from the first on. A note says how many were left out.
+        most: Rows to keep, from the first on. A note has the number of others.
         without: A column to leave out.
     """
     rows = table.rows[:most]
@@ -51,17 +51,12 @@ def sheet(table: Table[Any], most: int, *, without: str = "") -> Sheet:
     notes = [*table.notes]
     if left := len(table) - len(rows):
         notes.append(f"{left:,} more rows are left out of a page of this size: save profile.json.")
-    return {
-        "columns": columns,
-        "values": values,
-        "texts": list(texts),
-        "rows": len(rows),
-        "notes": notes,
-    }
+    content = {"columns": columns, "values": values, "texts": list(texts)}
+    return {**content, "rows": len(rows), "notes": notes}
 
 
 def number(value: float | int | None, factor: float = 1.0) -> float | int | None:
-    """Returns an integer, or a number with five digits; None for what is not finite."""
+    """Returns an integer, or a number with five digits; None unless it is finite."""
     if value is None or not math.isfinite(value):
         return None
     if isinstance(value, int) and factor == 1.0:

@@ -38,11 +38,11 @@ def tree(
     A node below 1/2000 of the whole is no area of its own but part of its parent.
 
     Args:
-        leaves: A path, its own amount, and the fraction of the roof that it reached, if known. The
-            fraction of a node is the mean of those below it, weighted by amount.
+        leaves: A path, its own amount, and its fraction of the roof, if known. The fraction of a
+            node is the mean of those below it, weighted by amount.
         title: Title of the picture.
         unit: Unit of the amounts, as in `sheet`.
-        joint: Text between the names of nodes that are one area: a chain without branches.
+        joint: Text between the names of a chain: nodes without branches are one area.
     """
     root = _Node("all")
     for path, amount, fraction in leaves:

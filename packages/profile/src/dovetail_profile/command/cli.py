@@ -1,9 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `python -m dovetail_profile`: run, ops, steps, memory, report, diff, peaks.
-
-All but run and peaks read files only. Another command can mount `add_arguments` and `run`.
-"""
+"""The command `python -m dovetail_profile`. Another command can mount `add_arguments` and `run`."""
 
 import argparse
 import contextlib
@@ -59,43 +56,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(parser: Parser) -> None:
     """Run a script under capture, keep the trace, and print the dearest instructions.
 
-    The script is unchanged: its arguments, its output and its exit code are its own. What this
-    command prints goes to standard error. The capture begins with the first computation. A script
-    that traces itself with jax.profiler cannot be run so.
+    The script is unchanged: its arguments, its output and its exit code are its own. This command
+    prints to standard error. The capture begins with the first computation. A script with its own
+    jax.profiler trace runs without this one.
     """
-    parser.add_argument(
-        "--steps", type=_range, metavar="A:B", help="count these steps only, without B"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="a folder for the trace (profile-DATE-TIME)"
-    )
+    add = parser.add_argument
+    add("--steps", type=_range, metavar="A:B", help="count these steps only, without B")
+    add("--out", type=Path, metavar="DIR", help="a folder for the trace (profile-DATE-TIME)")
+    add("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    add("script", nargs=argparse.PARSER, metavar="SCRIPT", help="a script, and its arguments")
     parser.words["keep"] = "--out"
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
-    parser.add_argument(
-        "script", nargs=argparse.PARSER, metavar="SCRIPT", help="a script, and its arguments"
-    )
 
 
 def _ops(parser: argparse.ArgumentParser) -> None:
-    """Show where the time of devices went."""
+    """Show the time of devices by instruction, line of source, module path or category."""
     _add_trace(parser)
-    parser.add_argument(
-        "--by",
-        choices=("op", "source", "scope", "category"),
-        default="op",
-        help="instruction (op), line of source, module path (scope) or category",
-    )
+    groups = ("op", "source", "scope", "category")
+    text = "instruction (op), line of source, module path (scope) or category"
+    parser.add_argument("--by", choices=groups, default="op", help=text)
     _add_table(parser)
 
 
 def _steps(parser: argparse.ArgumentParser) -> None:
-    """Show the steps: how long the devices computed, and what the others were."""
+    """Show the steps: the time of devices in computation, and the causes of the rest."""
     _add_trace(parser)
     _add_table(parser)
 
 
 def _memory(parser: argparse.ArgumentParser) -> None:
-    """Show the buffers of a program that are alive when it needs the most memory."""
+    """Show the buffers of a program at its peak of memory."""
     _add_trace(parser)
     parser.add_argument("program", metavar="PROGRAM", help="its name, as ops prints it")
     _add_table(parser)
@@ -104,25 +93,23 @@ def _memory(parser: argparse.ArgumentParser) -> None:
 def _report(parser: argparse.ArgumentParser) -> None:
     """Write all tables and pictures as one page that opens offline."""
     _add_trace(parser)
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="page.html, or tables as .json"
-    )
+    text = "page.html, or tables as .json"
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=text)
     add_json(parser)
 
 
 def _diff(parser: argparse.ArgumentParser) -> None:
-    """Show what became slower or faster from one trace to another of the same program."""
-    parser.add_argument("before", metavar="A", help="the trace before")
-    parser.add_argument("after", metavar="B", help="the trace after")
-    parser.add_argument(
-        "--fail-over", type=_percent, metavar="P%", help="exit with 1 if B is slower by more"
-    )
+    """Show the changes of time from one trace to another of the same program."""
+    add = parser.add_argument
+    add("before", metavar="A", help="the trace before")
+    add("after", metavar="B", help="the trace after")
+    add("--fail-over", type=_percent, metavar="P%", help="exit with 1 if B is slower by more")
     _add_table(parser)
 
 
 def _peaks(parser: argparse.ArgumentParser) -> None:
-    """Measure how many operations and bytes a second this machine's device reaches."""
-    parser.add_argument("--out", type=Path, metavar="FILE", help="keep them for report and others")
+    """Measure the operations and bytes a second of this machine's device."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a file for Peaks.load")
     add_json(parser)
 
 
@@ -131,9 +118,8 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--top", type=_count, default=_TOP, metavar="N", help=f"rows ({_TOP}); 0: all"
-    )
+    text = f"rows ({_TOP}); 0: all"
+    parser.add_argument("--top", type=_count, default=_TOP, metavar="N", help=text)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--csv", action="store_true", help="print comma-separated values")
@@ -209,10 +195,8 @@ def _print_memory(args: argparse.Namespace) -> int:
 
 def _write_report(args: argparse.Namespace) -> int:
     read(args.path).save(args.out)
-    if args.json:
-        print(json.dumps({"file": str(args.out)}, indent=2))
-    else:
-        print(f"written: {args.out}")
+    text = json.dumps({"file": str(args.out)}, indent=2)
+    print(text if args.json else f"written: {args.out}")
     return DONE
 
 
@@ -237,16 +221,16 @@ def _print_peaks(args: argparse.Namespace) -> int:
 def _print(
     args: argparse.Namespace, table: Table[Any], warnings: Sequence[str], **values: float | int
 ) -> int:
-    """Prints a table in the form that was asked for. Warnings of text and CSV go to stderr."""
+    """Prints a table as text, JSON or CSV. Without JSON, warnings go to stderr."""
     table = table.top(args.top) if args.top else table
     if args.json:
         content = {**values, "rows": json.loads(table.to_json()), "notes": table.notes}
         print(json.dumps({**content, "warnings": warnings}, indent=2))
         return DONE
-    print(table.to_csv() if args.csv else table, end="" if args.csv else "\n")
-    if not args.csv:
-        for name, value in values.items():
-            print(f"{name} {value:,.0f}")
+    if args.csv:
+        print(table.to_csv(), end="")
+    else:
+        print(table, *(f"{name} {value:,.0f}" for name, value in values.items()), sep="\n")
     for warning in warnings:
         print(warning, file=sys.stderr)
     return DONE

@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A script or module under capture, unchanged.
+"""A script or module under capture, unchanged: its arguments, path and exit code are its own.
 
-It sees its own arguments, path and exit code. JAX is not imported before it imports JAX, and no
-device is touched before its first computation: options of JAX that it sets, and a job of several
-processes that it joins, work as without the capture.
+JAX is imported when it imports JAX, and devices are first touched by its first computation. So it
+can still set options of JAX and join a job of several processes.
 """
 
 import contextlib
@@ -30,11 +29,12 @@ def run_script(name: str, arguments: Sequence[str], *, module: bool, start: Star
     Args:
         name: Path of a file, or of a folder with `__main__.py`; or name of a module.
         arguments: Its arguments.
-        module: Whether `name` is a module, as after `python -m`.
+        module: `name` is a module, as after `python -m`.
         start: Is called once, when JAX is about to trace the first function.
     """
-    first = os.getcwd() if module else os.path.dirname(os.path.realpath(name))
-    with _argv([name, *arguments]), _path(first), at_first_trace(start):
+    # Python looks for modules beside the file first, and in the current folder with -m.
+    folder = os.getcwd() if module else os.path.dirname(os.path.realpath(name))
+    with _invoked([name, *arguments], folder), at_first_trace(start):
         try:
             if module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -54,13 +54,10 @@ def run_script(name: str, arguments: Sequence[str], *, module: bool, start: Star
 @contextlib.contextmanager
 def at_first_trace(start: Start) -> Iterator[None]:
     """Calls a function once, when JAX is about to trace within the block."""
-    lock, done = threading.Lock(), []
+    first = threading.Lock()  # stays locked by the first of several threads
 
     def listener(*_: Any, **__: Any) -> None:
-        with lock:
-            is_first = not done
-            done.append(True)
-        if is_first:
+        if first.acquire(blocking=False):
             start()
 
     def listen() -> None:
@@ -76,7 +73,7 @@ def at_first_trace(start: Start) -> Iterator[None]:
     try:
         yield
     finally:
-        done.append(True)
+        first.acquire(blocking=False)  # a listener may be called once more
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
         else:
@@ -95,13 +92,12 @@ class _AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the module's own spec, which calls the function at its end."""
+        """Returns the module's own spec, with a call of the function at its end."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        loader = spec.loader if spec else None
-        if loader is not None:
+        if spec and (loader := spec.loader):
             execute = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -113,23 +109,15 @@ class _AfterImport(MetaPathFinder):
 
 
 @contextlib.contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, words
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-@contextlib.contextmanager
-def _path(first: str) -> Iterator[None]:
-    """`python FILE` looks for modules beside the file first, `python -m` in the current folder."""
-    before = list(sys.path)
+def _invoked(words: list[str], first: str) -> Iterator[None]:
+    """Sets the arguments, and the first folder of modules, until the block ends."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = words
     sys.path.insert(0, first)
     try:
         yield
     finally:
-        sys.path[:] = before
+        sys.argv, sys.path[:] = argv, path
 
 
 def _code(code: object) -> int:
@@ -141,7 +129,7 @@ def _code(code: object) -> int:
 
 
 def _print(error: Exception) -> None:
-    """Prints the traceback as from the script itself, without the frames that ran it."""
+    """Prints the traceback as from the script itself, without the frames around it."""
     trace, has_begun = error.__traceback__, False
     while trace:
         is_runner = trace.tb_frame.f_globals.get("__name__") == "runpy"

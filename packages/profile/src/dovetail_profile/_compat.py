@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces that JAX keeps private, has moved or may move. Tried on jax 0.10.2 and 0.12.0."""
+"""Interfaces of JAX that are private or may move. Tried on jax 0.10.2 and 0.12.0."""
 
 import inspect
 import sys
@@ -25,20 +25,26 @@ _SHOWN = 80  # characters of a value
 
 
 def module_of_compiled(compiled: "jax.stages.Compiled") -> Module:
-    """Returns the optimized program of one device, with its buffers if the compiler kept them.
+    """Returns the optimized program of a device, with its buffers if the compiler kept them.
 
     Args:
         compiled: From `jax.jit(f).lower(...).compile()`, for devices that are here or absent.
 
     Raises:
-        TypeError: It is something else. The text says what to write.
+        TypeError: It is something else.
     """
     import jax
 
     if not isinstance(compiled, jax.stages.Compiled):
+        if isinstance(compiled, jax.stages.Lowered):
+            instead = "lowered.compile()"
+        elif callable(getattr(compiled, "lower", None)):  # jitted
+            instead = "f.lower(*arguments).compile()"
+        else:
+            instead = "jax.jit(f).lower(*arguments).compile() for a function f"
         raise TypeError(
             f"a program must be a jax.stages.Compiled, got {type(compiled).__name__}; "
-            f"{_instead(compiled)}"
+            f"write {instead}"
         )
     executable: Any = compiled.runtime_executable()
     module = executable.hlo_modules()[0]  # all partitions run this one
@@ -47,22 +53,12 @@ def module_of_compiled(compiled: "jax.stages.Compiled") -> Module:
     return Module(memoryview(module.as_serialized_hlo_module_proto()), memoryview(buffers))
 
 
-def _instead(value: object) -> str:
-    import jax
-
-    if isinstance(value, jax.stages.Lowered):
-        return "write lowered.compile()"
-    if callable(getattr(value, "lower", None)):  # jitted
-        return "write f.lower(*arguments).compile()"
-    return "write jax.jit(f).lower(*arguments).compile() for a function f"
-
-
 def changed_static_arguments() -> str:
-    """Returns the static arguments that made JAX trace a function again, called from its log.
+    """Returns the changed static arguments of a function traced again, called from JAX's log.
 
-    JAX 0.12 has no words for them, JAX 0.10.2 gives their place but no name. Both hold the old and
-    the new arguments in the function that writes the message. Empty if there are none, or if a
-    later JAX holds them elsewhere.
+    JAX 0.12 does not log them, JAX 0.10.2 logs their place without a name. Both hold the old and
+    the new arguments in the function around the message. Empty if there are none, or if a later JAX
+    holds them elsewhere.
     """
     frame: FrameType | None = sys._getframe()
     while frame and not (frame.f_code.co_name == "explain" and "in_avals" in frame.f_locals):
@@ -83,7 +79,7 @@ def changed_static_arguments() -> str:
         )
         for old in before
     ]
-    # With a call before that had the same ones, it was something else.
+    # Empty if an earlier call had the same ones: then it was something else.
     return min(changes, key=len, default="")
 
 
@@ -94,22 +90,19 @@ def _static(function: Any, abstract: Any) -> Mapping[str, str]:
     args, options = abstract.unflatten()
     arguments = inspect.signature(function).bind(*args, **options).arguments
     values = {name: getattr(value, "val", value) for name, value in arguments.items()}
-    dynamic = {
-        name for name, value in values.items() if any(map(_is_array, jax.tree.leaves(value)))
+    return {
+        name: repr(value)
+        for name, value in values.items()
+        # A dtype has a shape too, and is static.
+        if not any(hasattr(x, "shape") and hasattr(x, "dtype") for x in jax.tree.leaves(value))
     }
-    return {name: repr(value) for name, value in values.items() if name not in dynamic}
-
-
-def _is_array(leaf: object) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def live_modules() -> Iterator[tuple[bytes, bytes]]:
-    """Yields HLO and assignment of buffers of each program that the default backend has loaded."""
+    """Yields HLO and assignment of buffers of each program on the default backend."""
     import jax
 
-    # Not jax.extend.backend: its import adds options to those of a traced function, so that all
-    # functions are traced again.
+    # Not by jax.extend.backend: its import changes options of functions, which are traced again.
     for executable in jax.local_devices()[0].client.live_executables():
         hlo = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
         memory = executable.get_compiled_memory_stats()

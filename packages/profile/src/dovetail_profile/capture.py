@@ -1,14 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Captures: a block of a program under the profiler of JAX, asked as a profile.
+"""Captures: a block of a program under JAX's profiler, which belongs to the process.
 
-The profiler belongs to the process and writes files. A capture starts it on a folder of its own,
-reads the files back, and asks them when the program asks. `jax.profiler.start_trace` is public on
-all versions; sessions in memory are not, and hide the programs.
-
-A program that calls `jax.profiler.start_server(PORT)` is traced from outside, by
-`python -m jax.collect_profile PORT MILLISECONDS --log_dir FOLDER --no_perfetto_link`, which needs
-xprof. `read` reads the folder; it has no log of compilations.
+The trace goes through files: `jax.profiler.start_trace` is public on all versions. Sessions in
+memory are not, and hide the programs.
 """
 
 import contextlib
@@ -31,21 +26,21 @@ from dovetail_profile.trace.selection import Selection
 
 _LEVELS = (0, 1, 2, 3)  # of the host's events: none, the program's, JAX's, everything
 _RUNS = "plugins/profile"  # of a folder of traces
-# Of a run of an instruction on a CPU: 300,000 runs in a loop, with and without a trace, on two
+# Cost of tracing an instruction on a CPU: 300,000 runs in a loop, with and without a trace, on two
 # versions of JAX (1.5 and 1.7).
 _EVENT_US = 1.6
-# Packages on the stack between a capture and the code that opens it; two check types.
+# Packages on the stack between a capture and its caller; two check types.
 _BETWEEN = (__name__.partition(".")[0], "contextlib", "jaxtyping", "beartype")
 
 _lock = threading.Lock()
-_holder: str | None = None  # file and line of the capture that is open
+_holder: str | None = None  # file and line of the open capture
 
 
 class Capture(Profile):
-    """The profile of a block. It answers once the block has ended."""
+    """The profile of a block. It answers after the end of the block."""
 
     def __init__(self) -> None:
-        """Has nothing yet."""
+        """Waits for `_end`."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") or "_recording" in self.__dict__:
@@ -69,21 +64,24 @@ def capture(
 ) -> Iterator[Capture]:
     """Profiles a block of a program, one at a time in a process.
 
-    Dispatch is asynchronous: a call of a compiled function returns before devices have finished.
-    What they do after the block is not in the profile, so call `jax.block_until_ready` on the last
-    results within it. The first call of a function compiles it; call it once before the block, or
-    take `steps` without the first.
+    Compiled functions return before devices have finished: call `jax.block_until_ready` on the last
+    results within the block, or the rest of the work is missing. The first call of a function
+    compiles it: call it before the block, or leave the first step out of `steps`.
+
+    A program in another process, with `jax.profiler.start_server(PORT)`, is traced by
+    `python -m jax.collect_profile PORT MILLISECONDS --log_dir FOLDER --no_perfetto_link` (xprof)
+    and `read(FOLDER)`, without a log of compilations.
 
     Args:
-        steps: Numbers of `jax.profiler.StepTraceAnnotation`. Only what began within these steps
+        steps: Numbers of `jax.profiler.StepTraceAnnotation`. Only work begun within these steps
             counts; a step lasts until the next one begins. None: everything.
         host_level: Events of the host: 0 none, 1 annotations of the program, 2 also the calls of
             JAX, 3 everything. On a CPU, instructions are events of the host: 0 shows none.
-        python: Whether each call of a Python function is an event too, which slows Python down.
-        keep: A folder without a trace, to keep this one. `read` reads it. None: nothing is kept.
+        python: Trace each call of a Python function too. It slows Python down.
+        keep: A folder without a trace, to keep this one for `read`. None: nothing is kept.
 
     Yields:
-        The profile. It answers once the block has ended, also by an exception.
+        The profile. It answers after the block, also after an exception.
 
     Raises:
         ValueError: An option is out of range.
@@ -129,7 +127,7 @@ def _check(steps: range | None, host_level: int, keep: Path | str | None) -> Non
 
 
 def check_folder(keep: Path | str) -> None:
-    """Raises FileExistsError for a folder that has a trace: none is written over or mixed up."""
+    """Raises FileExistsError for a folder with a trace: none is written over."""
     if any(Path(keep, _RUNS).glob("*")):
         raise FileExistsError(
             f"keep must be a folder without a trace, got keep={str(keep)!r}: name another"
@@ -154,7 +152,7 @@ def _held(caller: str) -> Iterator[None]:
 
 
 def _caller() -> str:
-    """Returns file and line of the code that opens a capture."""
+    """Returns file and line of the code around a capture."""
     frame = sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
@@ -189,33 +187,34 @@ def _stop() -> None:
 
 
 def _pending() -> list[str]:
-    """Returns a warning about arrays that devices still compute."""
+    """Returns a warning about arrays still in computation."""
     import jax
 
     count = 0
     for array in jax.live_arrays():
         with contextlib.suppress(RuntimeError):  # another thread deletes it
             count += not array.is_ready()
-    text = (
+    if not count:
+        return []
+    return [
         f"Devices still worked when the block ended (arrays that were not ready: {count}), and the "
         "rest of that work is missing: call jax.block_until_ready on the last results within it."
-    )
-    return [text] if count else []
+    ]
 
 
 def _load(folder: Path, log: CompileLog) -> Recording:
-    """Reads the trace in a folder, after what it lacks was written to it."""
+    """Completes the trace in a folder, and reads it."""
     recording = load(folder)
     (file,) = folder.glob(f"{_RUNS}/*/*.xplane.pb")
     save_compilations(file, log.compilations)
     if add_live_programs(file, recording):
         recording = load(folder)
-    _ = recording.compilations  # are read now: the folder may not stay
+    _ = recording.compilations  # read now: the folder may not stay
     return recording
 
 
 def _overhead(recording: Recording) -> list[str]:
-    """Returns what tracing cost, where the CPU is the device: it traces each instruction itself."""
+    """Returns a note on the cost of tracing, if the device is the CPU: it traces itself."""
     runs = recording.operations
     planes = [plane.name for space in recording.spaces for plane in space.planes]
     if not len(runs) or any(name.startswith("/device:") for name in planes):
@@ -231,9 +230,8 @@ def _overhead(recording: Recording) -> list[str]:
 
 
 def _absent(recording: Recording, steps: range) -> list[str]:
-    """Returns a warning about steps that are not in the trace."""
-    present = np.unique(recording.spans.step)
-    present = present[present >= 0].tolist()
+    """Returns a warning if the trace has none of the steps."""
+    present = np.unique(recording.spans.step[recording.spans.step >= 0]).tolist()
     if any(step in steps for step in present):
         return []
     known = f"{present[0]} to {present[-1]}" if present else "none"

@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compilations while they happen: JAX reports the stages, and its log says why.
+"""Compilations while they happen: stages from `jax.monitoring`, reasons from JAX's log.
 
-`jax.monitoring` calls listeners with the name of the function and the times of a stage, in the
-thread that compiles. With `jax_explain_cache_misses` JAX also logs a warning before it traces. A
-filter on its loggers takes those warnings, so nobody sees them who did not ask for them.
+Listeners are called in the compiling thread. With `jax_explain_cache_misses` JAX logs a warning
+before it traces; a filter on its loggers hides it from users who did not set the option.
 """
 
 import contextlib
@@ -25,6 +24,7 @@ _STAGES = {  # in order, with the field of each
 }
 _RETRIEVAL = "/jax/compilation_cache/cache_retrieval_time_sec"
 _OPTION = "jax_explain_cache_misses"
+_CALL = re.compile(r"\w+\((.*)\)")  # "jit(f)", as later stages name "f"
 _HEAD = re.compile(r"TRACING CACHE MISS at (?P<caller>.*?:\d+):\d+ (?P<where>\(.*\)):\n")
 _NEW = re.compile(r"\s*never seen function:\n\s*(?P<name>\S.*?) id=\d+.*\n?")
 _KNOWN = re.compile(r"\s*for (?P<name>\S+).*\n(\s*all previously seen cache keys differ.*\n)?")
@@ -36,7 +36,7 @@ class CompileLog(logging.Filter):
     """The compilations of all threads while it is open.
 
     Attributes:
-        compilations: One for each function that was traced, lowered or compiled, in order.
+        compilations: One for each traced, lowered or compiled function, in order.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,7 @@ class CompileLog(logging.Filter):
 
         monitoring.register_event_time_span_listener(self._stage)
         monitoring.register_event_duration_secs_listener(self._duration)
-        # JAX's loggers exist once it is imported. A filter on their parent would not see what they
-        # log, and one on the handlers would have to find the handlers of a program's own loggers.
+        # A filter on a parent sees nothing of its children, and handlers may be a program's own.
         names = [n for n in logging.root.manager.loggerDict if n.partition(".")[0] == "jax"]
         loggers = [logging.getLogger(name) for name in names]
         for logger in loggers:
@@ -69,7 +68,7 @@ class CompileLog(logging.Filter):
             jax.config.update(_OPTION, self._is_asked_for)
             for logger in loggers:
                 logger.removeFilter(self)
-            # They assert that the listener is still there: a program may have cleared all.
+            # Each asserts that the listener is still there, and a program may have cleared all.
             with contextlib.suppress(AssertionError):
                 monitoring.unregister_event_time_span_listener(self._stage)
             with contextlib.suppress(AssertionError):
@@ -79,19 +78,23 @@ class CompileLog(logging.Filter):
         field = _STAGES.get(event)
         if field is None:
             return
-        thread, function = threading.get_ident(), _function(str(about.get("fun_name", "")))
+        name = str(about.get("fun_name", ""))
+        call = _CALL.fullmatch(name)
+        thread, function = threading.get_ident(), call[1] if call else name
         pending = self._pending.setdefault(thread, [])
-        row = None
-        if field != "trace_s":
-            of_function = [c for c in pending if c.function == function]
-            row = next((c for c in reversed(of_function) if getattr(c, field) is None), None)
-        if row is None:
+        begun = [c for c in pending if c.function == function and getattr(c, field) is None]
+        if begun and field != "trace_s":
+            row = begun[-1]
+        else:
             row = Compilation(function, start_time)
             pending.append(row)
             self.compilations.append(row)
         setattr(row, field, end_time - start_time)
         if field == "trace_s":
-            self._explain(row, self._explanations.pop(thread, []))
+            # Those of functions that it calls come later.
+            for each in reversed(self._explanations.pop(thread, [])):
+                if each.function == function:
+                    row.reason, row.caller = each.reason, each.caller
         if field == "compile_s":
             row.retrieval_s = self._retrieval_s.pop(thread, None)
             pending.remove(row)
@@ -100,16 +103,8 @@ class CompileLog(logging.Filter):
         if event == _RETRIEVAL:
             self._retrieval_s[threading.get_ident()] = duration_secs
 
-    @staticmethod
-    def _explain(row: Compilation, explanations: list[Compilation]) -> None:
-        """The first explanation is of the function itself, later ones are of what it calls."""
-        for each in explanations:
-            if each.function == row.function:
-                row.reason, row.caller = each.reason, each.caller
-                return
-
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keeps an explanation. Returns whether its reader would have seen it without this log."""
+        """Keeps an explanation. Returns whether a reader would see it without this log."""
         if not str(record.msg).startswith(EXPLANATIONS):
             return True
         if explanation := _explanation(record.getMessage()):
@@ -120,21 +115,15 @@ class CompileLog(logging.Filter):
         return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 
 
-def _function(name: str) -> str:
-    """Returns the name of a function: "f" for "jit(f)"."""
-    match = re.fullmatch(r"\w+\((.*)\)", name)
-    return match[1] if match else name
-
-
 def _explanation(message: str) -> Compilation | None:
     """Returns function, caller and reason in the text of a warning; None for another text."""
     head = _HEAD.match(message)
     body = message[head.end() :] if head else ""
-    name = _NEW.match(body) or _KNOWN.match(body)
+    name = (new := _NEW.match(body)) or _KNOWN.match(body)
     if head is None or name is None:
         return None
     reason = " ".join(body[name.end() :].split()).removesuffix(_UNKNOWN)
-    if _NEW.match(body):
+    if new:
         reason = f"never seen function {reason}".strip()
     if static := changed_static_arguments():
         reason = static if _STATIC in reason else "; ".join(filter(None, [static, reason]))

@@ -1,13 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that a trace lacks, from the executables that are alive in the process.
+"""Programs from JAX's persistent cache, added to traces on CPUs.
 
-XLA's CPU client puts a program into the trace if it compiled it, and not if the program came from
-JAX's persistent cache. Such a program still knows its HLO, which is added to the trace file as one
-more plane. Messages of Protocol Buffers may be joined, so it stays a file that any reader reads.
+XLA's CPU client traces a program only if it compiled it. An executable from the cache still has its
+HLO, as long as it is alive. Messages of Protocol Buffers may be joined: appended to a trace file,
+one more plane leaves a file for any reader.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,40 +24,42 @@ def add_live_programs(trace: Path, recording: Recording) -> bool:
 
     Args:
         trace: The file of a trace of this process.
-        recording: What it has so far.
+        recording: Its content so far.
     """
-    missing = dict(_missing(recording))
+    missing = list(_missing(recording))
     if not missing:
         return False
     protos = {_field(1, hlo) + _field(3, buffers) for hlo, buffers in live_modules()}
     alive = {proto: module_of(proto) for proto in protos}
     kinds = b""
-    for program, (name, instructions) in missing.items():
+    for program, name, instructions in missing:
         same = [
             proto
             for proto, module in alive.items()
             if module.name == name and instructions <= module.instructions.keys()
         ]
-        if len(same) == 1:  # of those that look alike it could be any
-            kinds += _kind(program, name, same[0])
+        if len(same) == 1:  # else it could be any of them
+            stat = _number(1, 1) + _field(6, same[0])
+            kind = _number(1, program) + _field(2, name.encode()) + _field(5, stat)
+            kinds += _field(4, _number(1, program) + _field(2, kind))
     if kinds:
-        name = _field(5, _number(1, 1) + _field(2, _number(1, 1) + _field(2, _STAT)))
+        stats = _field(5, _number(1, 1) + _field(2, _number(1, 1) + _field(2, _STAT)))
         with trace.open("ab") as file:
-            file.write(_field(1, _field(2, _PLANE) + kinds + name))
+            file.write(_field(1, _field(2, _PLANE) + kinds + stats))
     return bool(kinds)
 
 
-def _missing(recording: Recording) -> Iterator[tuple[int, tuple[str, frozenset[str]]]]:
+def _missing(recording: Recording) -> Iterator[tuple[int, str, set[str]]]:
     """Yields number, name and instructions of programs that ran and are not in the trace."""
     runs, names = recording.operations, _names(recording)
     for program in np.unique(runs.program).tolist():
         if program in names and (0, program) not in recording.modules:
             codes = np.unique(runs.code[runs.program == program]).tolist()
-            yield program, (names[program], frozenset(runs.names[code] for code in codes))
+            yield program, names[program], {runs.names[code] for code in codes}
 
 
-def _names(recording: Recording) -> Mapping[int, str]:
-    """Returns names of programs by their numbers, as events of a CPU have them."""
+def _names(recording: Recording) -> dict[int, str]:
+    """Returns the names of programs by number, from the events of a CPU."""
     names: dict[int, str] = {}
     plane = recording.spaces[0].plane("/host:CPU")
     for line in plane.lines if plane else ():
@@ -66,13 +68,6 @@ def _names(recording: Recording) -> Mapping[int, str]:
         for number, code in set(zip(numbers.tolist(), module.value.tolist(), strict=True)):
             names[number] = module.texts[code]
     return names
-
-
-def _kind(program: int, name: str, hlo: bytes) -> bytes:
-    """Returns a kind of events that is a program: as the profiler writes them."""
-    stat = _number(1, 1) + _field(6, hlo)
-    kind = _number(1, program) + _field(2, name.encode()) + _field(5, stat)
-    return _field(4, _number(1, program) + _field(2, kind))
 
 
 def _field(number: int, data: bytes) -> bytes:

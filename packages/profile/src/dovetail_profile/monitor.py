@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A continuous sampler: captures a few steps now and then, and gives scalars of where time went.
+"""A continuous sampler: captures a few steps now and then, and returns scalars of their time.
 
-Start, stop and analysis of a sample take CPU time of the thread of the loop. The monitor measures
-it, and begins a sample only if one as dear as the dearest so far keeps the sum within `budget` of
-the CPU time of the process. So a short run may have no sample.
+Start, stop and analysis of a sample take CPU time of the loop's thread. The monitor measures it,
+and begins a sample only if one as dear as the dearest so far keeps the sum within `budget` of the
+CPU time of the process. A short run may have no sample.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from dovetail_profile.capture import capture
 from dovetail_profile.profile import Profile
 
-_FIRST_S = 0.1  # CPU seconds of a sample before any is known: of a small program, with imports
+_FIRST_S = 0.1  # CPU seconds assumed of the first sample: of a small program, with imports
 _log = logging.getLogger(__name__)
 
 
@@ -30,12 +30,12 @@ class Sink(Protocol):
 
 
 class Budget:
-    """The CPU time of samples, and whether one more keeps a share of that of the process.
+    """The CPU time of samples, within a share of that of the process.
 
     Args:
         share: Largest share.
         process_s: CPU seconds of all threads of the process.
-        thread_s: CPU seconds of this thread, which starts, stops and analyses samples.
+        thread_s: CPU seconds of this thread, the one of samples.
     """
 
     def __init__(
@@ -65,35 +65,38 @@ class Budget:
 
     def affords(self) -> bool:
         """Returns whether one more sample keeps the share."""
-        elapsed = self._process_s() - self._begun_s
-        return self._spent_s + (self._dearest_s or _FIRST_S) <= self._share * elapsed
+        elapsed_s = self._process_s() - self._begun_s
+        return self._spent_s + (self._dearest_s or _FIRST_S) <= self._share * elapsed_s
 
     @property
     def fraction(self) -> float:
         """The share so far."""
-        elapsed = self._process_s() - self._begun_s
-        return (self._spent_s + self._sample_s) / elapsed if elapsed > 0 else 0.0
+        elapsed_s = self._process_s() - self._begun_s
+        return (self._spent_s + self._sample_s) / elapsed_s if elapsed_s > 0 else 0.0
 
 
 class Monitor:
     """Samples a training loop within a budget of CPU time.
 
     Call `step` first in each iteration of a loop, or pass the monitor to dovetail_train as a hook.
-    The scalars of a sample begin with "profile/": shares of the wall time of its steps are
-    compute_fraction, input_fraction and idle_fraction, as `Profile.steps` divides it. top_op_share
-    is the share of the dearest instruction. cost_fraction is the share of samples of the CPU time
-    of the process. `samples` counts them, `skipped` those that failed or found another trace
-    running; the log says which.
+    Each sample has these scalars:
+
+    - profile/compute_fraction, input_fraction, idle_fraction: shares of the wall time of its steps,
+      see `StepRow`.
+    - profile/top_op_share: share of the dearest instruction.
+    - profile/cost_fraction: share of all samples of the CPU time of the process.
+    - profile/samples, profile/skipped: samples so far, and those skipped because they failed or
+      another trace ran. The log has the reasons.
 
     Args:
         every: Steps from a sample to the next. The budget makes it longer, in multiples.
         steps: Steps of a sample, on the first of several processes.
         budget: Largest share of CPU time for samples.
-        sink: Receives the scalars under the step at which a sample ends. A trainer needs none.
-        directory: Folder that keeps the traces, each in stepN. None keeps none.
+        sink: Receives the scalars under the step of a sample's end. A trainer needs none.
+        directory: Keeps the traces, each in the folder stepN. None keeps none.
 
     Attributes:
-        scalars: Those of the last sample; empty before.
+        scalars: Of the last sample; empty before.
 
     Raises:
         ValueError: A number is out of range.
@@ -125,14 +128,14 @@ class Monitor:
         self._sink, self._directory = sink, directory
         self._budget = Budget(budget)
         self._sample: tuple[Profile, contextlib.ExitStack] | None = None  # and its open capture
-        self._stop: int | None = None  # the step at which a sample ends
-        self._next = 0  # `step` has nothing to do before it
+        self._stop: int | None = None  # the step of a sample's end
+        self._next = 0  # the step before which `step` has nothing to do
         self._annotation = contextlib.ExitStack()
         self._samples = self._skipped = 0
         self.scalars: Mapping[str, float] = {}
 
     def step(self, i: int) -> None:
-        """Tells that step `i` begins. Numbers rise. The first step, which compiles, is no sample's.
+        """Begins step `i`; numbers rise. The first step compiles, so no sample has it.
 
         In a sample each step is annotated for the profiler, up to the next call.
         """
@@ -152,10 +155,10 @@ class Monitor:
         self._annotation.enter_context(jax.profiler.StepTraceAnnotation("step", step_num=i))
 
     def __call__(self, trainer: Any, state: Any, step: int) -> Mapping[str, float]:
-        """Begins or ends a sample, as a hook of a trainer, which annotates its steps.
+        """Begins or ends a sample, as a hook of a trainer. The trainer annotates its steps.
 
-        While a sample runs, `every` is the step at which it ends. All processes are called at the
-        same steps, whether they trace or not.
+        While a sample runs, `every` is the step of its end. All processes are called at the same
+        steps, also those without a trace.
         """
         import jax
 
@@ -168,14 +171,14 @@ class Monitor:
         return scalars
 
     def close(self) -> None:
-        """Ends a sample that runs, without scalars. The monitor can be used again."""
+        """Ends a running sample, without scalars. The monitor can be used again."""
         self._annotation.close()
         if self._sample is not None:
             self._end(None)
         self._stop, self._next, self.every = None, 0, self._interval
 
     def _begin(self, step: int) -> Mapping[str, float]:
-        """Opens a capture if the budget has room. Returns scalars if that failed."""
+        """Opens a capture if the budget has room. Returns scalars if it failed."""
         if not self._budget.affords():
             return {}
         keep = None if self._directory is None else Path(self._directory, f"step{step}")
@@ -189,7 +192,7 @@ class Monitor:
         return {}
 
     def _end(self, step: int | None) -> Mapping[str, float]:
-        """Closes the capture. Returns scalars, and sends them; without a step it does neither."""
+        """Closes the capture. Returns scalars, and sends them; without a step there are none."""
         assert self._sample is not None
         (profile, block), self._sample = self._sample, None
         try:
@@ -201,15 +204,17 @@ class Monitor:
         finally:
             self._budget.end()
         self._samples += 1
-        return {} if step is None else self._report(step, fractions)
+        return self._report(step, fractions)
 
     def _skip(self, step: int | None, error: Exception) -> Mapping[str, float]:
-        """Counts a sample that was not possible: training goes on."""
+        """Counts an impossible sample: training goes on."""
         self._skipped += 1
         _log.warning("no sample at step %s: %s", step, error)
-        return {} if step is None else self._report(step, {})
+        return self._report(step, {})
 
-    def _report(self, step: int, fractions: Mapping[str, float]) -> Mapping[str, float]:
+    def _report(self, step: int | None, fractions: Mapping[str, float]) -> Mapping[str, float]:
+        if step is None:
+            return {}
         counts = {"samples": float(self._samples), "skipped": float(self._skipped)}
         values = {**fractions, "cost_fraction": self._budget.fraction, **counts}
         self.scalars = {f"profile/{name}": value for name, value in values.items()}

@@ -4,7 +4,7 @@
 
 Products of square matrices grow until one takes long enough; the best rate counts. The memory is
 measured as by STREAM (McCalpin 1995): `y = a x` and `y = x + a y` on arrays larger than the caches,
-into storage that exists already, so that no fresh pages are needed.
+into existing storage: fresh pages would take time.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from typing import Any, Protocol, runtime_checkable
 
 _SIDES = (512, 1024, 2048, 4096, 8192)  # rows of the matrices
 _STREAM_BYTES = (1 << 26, 1 << 27, 1 << 28)  # of each array: beyond the caches of most machines
-_LONG_S = 0.05  # a run that takes so long has all cores at work, and larger ones tell nothing new
-_BATCH_S = 0.02  # runs between two looks at the clock, so that a launch of 10 us is no error
+_LONG_S = 0.05  # of a run: all cores are at work, and larger arrays have the same rate
+_BATCH_S = 0.02  # of runs between two looks at the clock: a launch of 10 us is no error then
 _BATCHES, _CASE_S = 5, 0.4  # at most so many looks and seconds of one size, but at least two
 
 
@@ -37,15 +37,15 @@ class Device(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """Rates that one device cannot exceed.
+    """The highest rates of one device.
 
     Attributes:
         device_kind: As `kind_of` names it: JAX's name, or the model of a processor.
         flops_per_s: FLOP/s of products of matrices, by dtype: "float32", "bfloat16".
-        bytes_per_s: Bytes that the memory reads and writes in a second.
+        bytes_per_s: Bytes read and written by the memory in a second.
         spreads: By dtype and "bytes", the median of the repeats below the best, as a share of it.
         measured: Date and time (ISO 8601, UTC). Empty for a data sheet, as are the spreads.
-        devices: Devices of the process while one of them was measured. Those of one CPU share it.
+        devices: Devices of the process during the measurement. Those of one CPU share it.
 
     Raises:
         ValueError: A rate is not positive and finite.
@@ -83,11 +83,11 @@ class Peaks:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device_kind: str | None = None) -> "Peaks":
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Args:
             path: The file.
-            device_kind: Kind of the device that is meant. Default: of this process's first one.
+            device_kind: The expected kind. Default: that of the first device of this process.
 
         Raises:
             ValueError: The file has no peaks, or those of another kind of device.
@@ -113,20 +113,20 @@ def measure_peaks(
 ) -> Peaks:
     """Measures the rates of one device, in less than ten seconds.
 
-    Products run at JAX's default precision, which for float32 is TF32 on many GPUs. The device
-    should have no other work.
+    Products run at JAX's default precision: TF32 for float32 on many GPUs. The device should have
+    no other work.
 
     Args:
         dtypes: Dtypes of the products.
         device: The device. Default: the first one of this process.
 
     Raises:
-        ValueError: There is no dtype, or one that is no floating-point dtype.
+        ValueError: There is no dtype, or not all are floating-point dtypes.
     """
     import jax
     import jax.numpy as jnp
 
-    names = [dtypes] if isinstance(dtypes, str) else list(dtypes)
+    names = [dtypes] if isinstance(dtypes, str) else dtypes
     if not names or not all(jnp.issubdtype(jnp.dtype(n), jnp.floating) for n in names):
         raise ValueError(
             f"dtypes must name floating-point dtypes, got dtypes={dtypes!r}; write for example "
@@ -150,7 +150,7 @@ def kind_of(device: Device) -> str:
     """Returns JAX's name of a device's kind; of a CPU, the processor's name and its cores."""
     if device.platform != "cpu":
         return device.device_kind
-    file = Path("/proc/cpuinfo")  # Linux alone has it
+    file = Path("/proc/cpuinfo")  # of Linux
     match = re.search(r"model name\s*: (.+)", file.read_text() if file.exists() else "")
     return f"{match[1] if match else device.device_kind}, {os.cpu_count()} cores"
 
@@ -161,7 +161,7 @@ def _first() -> Device:
     return jax.local_devices()[0]
 
 
-# The work of one run, and the run with its first argument; it takes its result as the next one.
+# The work of one run, the run, and its first argument. The next argument is the result.
 Case = tuple[float, Callable[[Any], Any], Any]
 
 

@@ -39,6 +39,7 @@ USED = """const section = document.getElementById("ops"), states = [];
   const look = () => states.push({rows: body().length, first: body()[0], note: note()});
   const set = (node, value, event) => { node.value = value; node.dispatchEvent(new Event(event)); };
   look(); click("calls"); look(); click("calls"); look(); click("Next"); look();
+  click("source"); look();
   set(section.querySelector("input"), "MATMUL attn.OUT", "input"); look();
   set(section.querySelector("input"), "no such text", "input"); look();
   set(section.querySelector("select"), "category", "change"); look();
@@ -100,7 +101,7 @@ def test_hostile_names_are_text_and_every_chart_is_drawn(tmp_path):
 def test_operations_are_sorted_filtered_and_grouped(tmp_path):
     tables = tables_of(200)
     made = answer(page(tables, HEADLINE, script=library()), USED, tmp_path)
-    begin, calls, rising, second, filtered, nothing, grouped = json.loads(made)
+    begin, calls, rising, second, by_text, filtered, nothing, grouped = json.loads(made)
     rows = list(tables["ops"])
     assert (begin["rows"], begin["first"][0]) == (50, rows[0].name)
     assert begin["note"] == "200 rows; 1 to 50 shown"
@@ -108,6 +109,7 @@ def test_operations_are_sorted_filtered_and_grouped(tmp_path):
     assert calls["first"][:2] == [by_calls[0].name, str(by_calls[0].calls)]
     assert rising["first"][1] == str(by_calls[-1].calls)
     assert second["first"][1] == str(by_calls[-51].calls)
+    assert by_text["first"][0] == min(rows, key=lambda row: row.source).name
     matches = [r for r in rows if r.category == "matmul" and "attn.out" in r.scope]
     share = 100 * sum(row.share for row in matches)
     assert 0 < len(matches) < 50

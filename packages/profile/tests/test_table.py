@@ -91,3 +91,13 @@ def test_wide_cells_are_cut_and_long_tables_counted() -> None:
 
 def test_html_is_escaped() -> None:
     assert "&lt;b&gt;" in Table(Row, (Row("<b>", 1, 1.0),))._repr_html_()
+
+
+def test_the_last_column_is_whole_however_long() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Advice:
+        path: str
+        change: str
+
+    text = str(Table(Advice, (Advice("p" * 100, "c" * 100),)))
+    assert "c" * 100 in text and "p" * 100 not in text

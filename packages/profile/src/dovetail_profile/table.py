@@ -83,7 +83,8 @@ class Table(Generic[Row]):
         columns = []
         for name in self.columns:
             values = self.column(name)
-            cells = [name, *map(_cell, values[:_SHOWN])]
+            last = name == self.columns[-1]  # nothing stands to its right, so its text is whole
+            cells = [name, *(_cell(value, whole=last) for value in values[:_SHOWN])]
             width = max(map(len, cells))
             numeric = all(isinstance(value, int | float | None) for value in values)
             columns.append([x.rjust(width) if numeric else x.ljust(width) for x in cells])
@@ -100,7 +101,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, *, whole: bool) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -108,7 +109,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     text = " ".join(str(value).split())
-    if len(text) <= _WIDE:
+    if whole or len(text) <= _WIDE:
         return text
     kept = _WIDE - 3  # of a path the end tells most, of a name the start
     return f"{text[: kept // 2]}...{text[-(kept - kept // 2) :]}"

@@ -35,7 +35,7 @@ _SORT = "Use top_k, segments in order or a one-hot product: devices sort and sca
 _FAR = "Make sides of products multiples of 128 and larger, or fuse what passes over memory."
 _EXPOSED = "Move fewer bytes, or overlap collectives with computation: see collectives()."
 _GAP = "Read no result before the next step is dispatched, and jit more of the step as one program."
-_OTHER = "Do what annotations() names every so many steps, or on another thread."
+_OTHER = "See annotations() for the work of the host: do it less often, or on another thread."
 _INPUT = "Fetch batches ahead on a thread, or make them cheaper."
 _COMPILE = (
     "Keep shapes, dtypes and static arguments equal, and jit outside of the loop: see compiles()."

@@ -93,9 +93,8 @@ def test_steps_to_trace_are_two_numbers():
 
 
 def test_a_resumed_run_has_its_trace_already(tmp_path):
-    assert profiling.hooks(tmp_path, None) == []
-    (hook,) = profiling.hooks(tmp_path, (10, 5))
+    (hook,) = profiling.hooks(tmp_path, 10, 5)
     assert hook.every == 5
     (tmp_path / "trace/plugins/profile/step50").mkdir(parents=True)
-    assert profiling.hooks(tmp_path, (10, 5)) == []
-    assert len(profiling.hooks(tmp_path, (51, 5))) == 1
+    assert profiling.hooks(tmp_path, 10, 5) == []
+    assert len(profiling.hooks(tmp_path, 51, 5)) == 1

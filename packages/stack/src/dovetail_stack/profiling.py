@@ -11,18 +11,16 @@ from dovetail_train.mesh.processes import first
 TRACE, PAGE = "trace", "profile.html"  # in the directory of a run
 
 
-def hooks(out: Path, traced: tuple[int, int] | None) -> list[Trace]:
+def hooks(out: Path, begin: int, steps: int) -> list[Trace]:
     """Returns the hook that traces some steps of a run, on every process, or none.
 
     A run that is resumed after them traces as many later ones, unless it has their trace.
 
     Args:
         out: Directory of the run.
-        traced: The first step, rounded up to a multiple of the number, and the number of steps.
+        begin: The first step, rounded up to a multiple of `steps`.
+        steps: Number of steps.
     """
-    if traced is None:
-        return []
-    begin, steps = traced
     names = [folder.name for folder in (out / TRACE / "plugins" / "profile").glob("step*")]
     later = any(int(name.removeprefix("step")) >= begin for name in names)
     if first(later):  # without a shared disk only some processes may have it

@@ -136,7 +136,8 @@ def execute(
         job.begin(steps)
     say(str(budget(job.rows, steps=steps, global_batch=run.training.global_batch)))
     hooks = [*_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)), *job.hooks]
-    traces = profiling.hooks(out, run.monitoring.traced)
+    traced = run.monitoring.traced
+    traces = profiling.hooks(out, *traced) if traced else []
     hooks += traces
     if supervision is not None:
         hooks = supervision.in_phases(hooks)

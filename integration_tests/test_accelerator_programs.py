@@ -25,7 +25,8 @@ from dovetail_train import abstract_mesh
 
 H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
 HOPPER = AbstractMesh((), (), abstract_device=H100)
-# Their programs are those of suites, a sweep, Orbax, a trainer, a bundle, and processes they start.
+# Their programs are those of suites, a sweep, Orbax, a trainer, an engine, a bundle, and processes
+# they start.
 OTHERS = (
     "conformance",
     "kernels.tune",
@@ -35,6 +36,7 @@ OTHERS = (
     "llama-125m",
     "engine",
     "serve.",
+    "profile.",
 )
 CONTESTS = [name for name in accelerator_step.catalog() if not any(x in name for x in OTHERS)]
 

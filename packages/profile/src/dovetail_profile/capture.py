@@ -90,9 +90,10 @@ def capture(
 
     Example:
 
+        >>> import jax, jax.numpy as jnp
         >>> f = jax.jit(lambda x: jnp.tanh(x @ x).sum())
         >>> with capture() as p:
-        ...     f(jnp.ones((64, 64))).block_until_ready()
+        ...     y = f(jnp.ones((64, 64))).block_until_ready()
         >>> print(p.ops().top(5))  # doctest: +SKIP
     """
     _check(steps, host_level, keep)

@@ -13,7 +13,8 @@ import importlib.util
 import subprocess
 import sys
 
-if not importlib.util.find_spec("dovetail_stack"):
+needed = ("dovetail_stack", "matplotlib", "sklearn")
+if not all(map(importlib.util.find_spec, needed)):
     pip = "-m pip install --quiet dovetail-stack[notebooks]"
     line = [sys.executable, *pip.split()]
     if subprocess.run(line, capture_output=True).returncode:
@@ -25,10 +26,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 from dovetail_profile import capture
 
+plt.style.use("tableau-colorblind10")  # colours that everybody tells apart
+plt.rcParams.update({"figure.dpi": 80, "figure.constrained_layout.use": True})
 ROWS, WIDTH, LAYERS, STEPS = 72, 512, 4, 8
 
 # %% [markdown]
@@ -139,16 +143,38 @@ np.testing.assert_allclose(results, expected, rtol=1e-4)
 # ## Before and after
 
 # %%
-profiles = [first, second, third, fourth]
-walls = [sum(p.steps().column("wall_us")) / STEPS / 1e3 for p in profiles]
-for name, wall in zip(
-    ("as it was", "one shape", "top_k", "data ahead"), walls, strict=True
-):
+profiles = {
+    "as it was": first,
+    "one shape": second,
+    "top_k": third,
+    "data ahead": fourth,
+}
+causes = ("compute_us", "compile_us", "input_us", "dispatch_us", "other_us", "idle_us")
+means = {
+    cause: [np.mean(p.steps().column(cause)) / 1e3 for p in profiles.values()]
+    for cause in causes
+}
+figure, axis = plt.subplots(figsize=(7, 3))
+bottom = np.zeros(len(profiles))
+for cause, milliseconds in means.items():
+    axis.bar(
+        list(profiles), milliseconds, bottom=bottom, label=cause.removesuffix("_us")
+    )
+    bottom += milliseconds
+axis.set(ylabel="ms a step", title="Where the time of a step went")
+axis.legend()
+plt.show()
+for name, wall in zip(profiles, bottom, strict=True):
     print(f"{name:<12}{wall:8.1f} ms a step")
 
 # %% [markdown]
-# The time is that of one run on one machine. A page with charts of all this is
-# `fourth.save("profile.html")`; `dovetail profile -- python train.py` profiles a script as it is,
-# and `dovetail profile diff BEFORE AFTER --fail-over 5%` keeps a later change from being slower.
+# The times are those of one run on one machine.
+
+# %% [markdown]
+# ## What to try next
 #
+# - `fourth.save("profile.html")` writes a page with charts of all this. `dovetail profile -- python
+#   train.py` profiles a script as it is, and `dovetail profile diff BEFORE AFTER --fail-over 5%`
+#   keeps a later change from being slower.
 # - [Where did the time go](../../docs/howto/traces.md): a language model and its trainer.
+# - [Attention](attention.ipynb): the operation that most often comes first.

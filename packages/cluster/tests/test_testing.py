@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from dovetail_cluster.fault_plan import KINDS, Fault, plan_faults
 from dovetail_cluster.testing import survives
 
 
-def training(*, steps=24, folder=".", broken=""):
-    """A function that sums over all ranks and steps, with a checkpoint after each step.
+def training(*, steps=24, folder=".", broken="", pause_s=0.0):
+    """A function that sums over all ranks and steps, with a checkpoint and a pause after each step.
 
     It is pickled by its value: ranks cannot import this file.
     """
@@ -47,6 +48,7 @@ def training(*, steps=24, folder=".", broken=""):
             ctx.progress.write(step, {})
             if ctx.stop(step):
                 break
+            time.sleep(pause_s)
         return step, np.float32(total)
 
     return train
@@ -78,7 +80,8 @@ def test_a_fault_right_after_a_notice_waits_for_its_agreed_stop(monkeypatch):
     plan = [Fault(0, "notice", 0, 5), Fault(1, "kill", 1, 6)]
     monkeypatch.setattr(testing, "plan_faults", lambda *_, **__: plan)
     elastic = Elastic(stall_s=30.0, drain_s=600.0)  # by which a wait would show
-    check(survives(training(), hosts=2, faults=2, elastic=elastic), ("notice", "kill"))
+    train = training(pause_s=0.25)  # a busy machine hands a notice over within the last 19 steps
+    check(survives(train, hosts=2, faults=2, elastic=elastic), ("notice", "kill"))
 
 
 @pytest.mark.thorough("processes of several hosts")
